@@ -1,0 +1,218 @@
+"""THE METHOD: hypersphere embedding (Pang et al., NeurIPS 2020, section 2.2).
+
+A classifier ends in logits W.z + b. The hypersphere head normalises the feature z (FN), the class vectors W_l (WN), or
+both (eq. 4), so that the logits become s * cos(theta_l) (eq. 5), and trains with a margin m on the true class (AM,
+eq. 6). The modified form, m-HE, speaks -theta instead of cos(theta) (section 3.5).
+
+Two deliberate differences from the released code. Normalisation is a differentiable function of the raw weights, never
+an assignment to `.data`, so that weight averaging, weight perturbation, compilation and data parallelism see the true
+parameters. And the deployed model answers at its training temperature s: on raw cosines the softmax is nearly flat and
+a cross-entropy attack pushes towards the average of all other classes, which flatters the model. The paper's raw
+cosines are an explicit view, `paper_view`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hardsphere.errors import HardsphereError
+
+# arccos has an infinite slope at +-1; 1e-6 is the smallest guard that float32 represents well next to 1.
+_ARCCOS_GUARD = 1e-6
+
+
+class SphereHead(nn.Module):
+    """The last layer of a classifier on the hypersphere.
+
+    Args:
+        in_features: length of the feature z.
+        num_classes: number of class vectors W_l.
+        scale: s, the inverse temperature; it multiplies whenever one of the norms is on.
+        margin: m, subtracted from the true class in the training loss only.
+        feature_norm: FN, normalise z.
+        weight_norm: WN, normalise each W_l.
+        angular: m-HE, speak -theta instead of cos(theta); needs both norms.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        scale: float = 15.0,
+        margin: float = 0.2,
+        feature_norm: bool = True,
+        weight_norm: bool = True,
+        angular: bool = False,
+    ) -> None:
+        super().__init__()
+        if angular and not (feature_norm and weight_norm):
+            raise HardsphereError("The angular head (m-HE) speaks of angles, so it needs feature_norm and weight_norm both on.")
+        if not (scale > 0 and math.isfinite(scale)):
+            raise HardsphereError(f"The head's scale is {scale}, but it must be a finite number above 0.")
+        if not (margin >= 0 and math.isfinite(margin)):
+            raise HardsphereError(f"The head's margin is {margin}, but it must be a finite number of at least 0.")
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.feature_norm = feature_norm
+        self.weight_norm = weight_norm
+        self.angular = angular
+        self.scale = float(scale) if self.normalised else 1.0
+        self.margin = float(margin) if self.normalised else 0.0
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features))
+        self.bias = None if self.normalised else nn.Parameter(torch.zeros(num_classes))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    @property
+    def normalised(self) -> bool:
+        """Whether FN or WN is on; if neither is, this is an ordinary linear layer."""
+        return self.feature_norm or self.weight_norm
+
+    def cosines(self, z: Tensor) -> Tensor:
+        """cos(theta_l) between the feature and each class vector (eq. 5), whatever norms the head itself uses."""
+        z, weight = _at_least_float32(z), _at_least_float32(self.weight)
+        with torch.autocast(z.device.type, enabled=False):
+            return F.linear(F.normalize(z, dim=-1), F.normalize(weight, dim=-1))
+
+    def unscaled(self, z: Tensor) -> Tensor:
+        """The head's output at scale 1: cos(theta), -theta for m-HE, or the half-normalised product of FN or WN alone."""
+        if self.feature_norm and self.weight_norm:
+            cosines = self.cosines(z)
+            return -torch.acos(cosines.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD)) if self.angular else cosines
+        z, weight = _at_least_float32(z), _at_least_float32(self.weight)
+        with torch.autocast(z.device.type, enabled=False):
+            if self.feature_norm:
+                z = F.normalize(z, dim=-1)
+            if self.weight_norm:
+                weight = F.normalize(weight, dim=-1)
+            return F.linear(z, weight, None if self.bias is None else _at_least_float32(self.bias))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.scale * self.unscaled(z)
+
+    def with_margin(self, logits: Tensor, y: Tensor) -> Tensor:
+        """s * (cos(theta) - m * 1_y), the argument of the softmax in eq. 6; ``y`` holds labels or class probabilities."""
+        if self.margin == 0:
+            return logits
+        target = y.to(logits.dtype) if y.is_floating_point() else F.one_hot(y, logits.shape[-1]).to(logits.dtype)
+        return logits - self.scale * self.margin * target
+
+    def extra_repr(self) -> str:
+        form = "-theta" if self.angular else "cos" if self.feature_norm and self.weight_norm else "inner product"
+        norms = "+".join(name for name, on in (("FN", self.feature_norm), ("WN", self.weight_norm)) if on) or "none"
+        return f"{self.in_features} -> {self.num_classes}, {form}, norms={norms}, scale={self.scale:g}, margin={self.margin:g}"
+
+
+def margin_cross_entropy(head: SphereHead | None, logits: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """L^m_CE (eq. 6) of each sample, in float32; the plain cross-entropy if there is no head."""
+    logits = _at_least_float32(logits)
+    if head is not None:
+        logits = head.with_margin(logits, y)
+    return F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
+
+
+def find_head(model: nn.Module) -> SphereHead | None:
+    """The hypersphere head of a model, if it has one."""
+    heads = [module for module in model.modules() if isinstance(module, SphereHead)]
+    return heads[-1] if heads else None
+
+
+class ScaledView(nn.Module):
+    """A model whose logits are multiplied by a constant; it shares the model's parameters, buffers and mode."""
+
+    def __init__(self, model: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.model = model
+        self.factor = factor
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.model(x)) * self.factor
+
+
+def at_scale(model: nn.Module, scale: float) -> nn.Module:
+    """The model as it would speak at another scale; the model itself if its head is linear or has that scale already."""
+    head = find_head(model)
+    if head is None or not head.normalised or head.scale == scale:
+        return model
+    return ScaledView(model, scale / head.scale)
+
+
+def paper_view(model: nn.Module) -> nn.Module:
+    """The model as the paper evaluates it: raw cosines (-theta for m-HE), scale 1; a linear head is unchanged.
+
+    Cross-entropy attacks through this view are weak. Numbers measured here are of the `paper` protocol, never `honest`.
+    """
+    return at_scale(model, 1.0)
+
+
+def attach(
+    model: nn.Module,
+    scale: float = 15.0,
+    margin: float = 0.2,
+    feature_norm: bool = True,
+    weight_norm: bool = True,
+    angular: bool = False,
+    num_classes: int | None = None,
+    layer: str | None = None,
+) -> nn.Module:
+    """Replace the final linear layer of a backbone by a `SphereHead`, in place, and return the model.
+
+    The class vectors start from the layer's own weights if the number of classes stays the same.
+
+    Args:
+        model: any backbone that ends in a linear layer: ours, torchvision's, timm's, or one's own.
+        num_classes: number of classes; that of the layer by default.
+        layer: dotted name of the layer to replace; by default timm's classifier, or the last linear layer registered.
+    """
+    name = layer if layer is not None else final_linear(model)
+    old = _submodule(model, name)
+    if not isinstance(old, nn.Linear | SphereHead):
+        raise HardsphereError(f"The layer '{name}' is a {type(old).__name__}, but the head replaces a linear layer.")
+    classes = num_classes or old.weight.shape[0]
+    head = SphereHead(old.in_features, classes, scale, margin, feature_norm, weight_norm, angular)
+    head.to(device=old.weight.device, dtype=old.weight.dtype)
+    if classes == old.weight.shape[0]:
+        with torch.no_grad():
+            head.weight.copy_(old.weight)
+            if head.bias is not None and old.bias is not None:
+                head.bias.copy_(old.bias)
+    head.train(old.training)
+    return _replace(model, name, head)
+
+
+def final_linear(model: nn.Module) -> str:
+    """The dotted name of the layer that makes the logits."""
+    names = {id(module): name for name, module in model.named_modules()}
+    if callable(getattr(model, "get_classifier", None)):  # timm's way of saying it
+        classifier = model.get_classifier()  # type: ignore[operator]
+        if isinstance(classifier, nn.Linear | SphereHead):
+            return names[id(classifier)]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | SphereHead)]
+    if not linear:
+        raise HardsphereError(f"{type(model).__name__} has no linear layer to replace: name one with layer='...'.")
+    return linear[-1]
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise HardsphereError(f"{type(model).__name__} has no layer named '{name}'.") from None
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    if not name:
+        return new
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
+    return model
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    """Half precision holds three digits of a cosine: too few to attack or to train on. Float64 stays for the tests."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -1,0 +1,139 @@
+"""The threat model: what an adversary may do to an image. All Lp geometry lives here and only here.
+
+A `Ball` is the paper's B(x) = {x' : ||x' - x||_p <= eps}, cut with the pixel box [0, 1]. Attacks ask it for a random
+start, a steepest step U_p (eq. 7), a projection and a distance, and so know nothing of norms themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardsphere.errors import HardsphereError, nearest
+from hardsphere.noise import Noise
+
+NORMS = ("linf", "l2", "l1")
+
+
+def per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """One number per sample, shaped so that it broadcasts against the images ``like``."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Perturbations of at most ``eps`` in a norm, in pixel units, that keep the image inside [0, 1].
+
+    Args:
+        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
+        eps: the radius, above 0.
+    """
+
+    norm: str
+    eps: float
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise HardsphereError(f"Unknown norm '{self.norm}': use one of {', '.join(NORMS)}.{nearest(self.norm, NORMS)}")
+        if not 0 < self.eps < float("inf"):
+            raise HardsphereError(f"eps is {self.eps}, but a ball needs a finite radius above 0, such as 8/255.")
+
+    def __str__(self) -> str:
+        over_255 = self.eps * 255
+        radius = f"{over_255:.0f}/255" if abs(over_255 - round(over_255)) < 1e-6 else f"{self.eps:g}"
+        return f"{self.norm} {radius}"
+
+    def size(self, delta: Tensor) -> Tensor:
+        """||delta||_p for each sample."""
+        return _norm(delta, self.norm)
+
+    def distance(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """||x_adv - x||_p for each sample."""
+        return self.size(x_adv - x)
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        """U_p(u) = argmax of u.v over ||v||_p <= 1 (eq. 7). A sample whose gradient is zero gets a zero step."""
+        if self.norm == "linf":
+            return gradient.sign()
+        if self.norm == "l2":
+            size = per_sample(_norm(gradient, "l2"), gradient)
+            return torch.where(size > 0, gradient / torch.where(size > 0, size, 1), torch.zeros_like(gradient))
+        flat = gradient.flatten(1)
+        largest = flat.abs().argmax(dim=1, keepdim=True)
+        return torch.zeros_like(flat).scatter(1, largest, flat.gather(1, largest).sign()).view_as(gradient)
+
+    def step(self, x_adv: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
+        """x_adv + size * U_p(gradient) (eq. 8), not yet projected; ``size`` may differ from sample to sample.
+
+        U_1 spends the whole step on one pixel, so under l1 the pixels that the box already stops do not compete.
+        """
+        if self.norm == "l1":
+            free = torch.where(gradient > 0, x_adv < 1, x_adv > 0)
+            gradient = torch.where(free, gradient, 0)
+        if isinstance(size, Tensor):
+            size = per_sample(size, x_adv)
+        return x_adv + size * self.steepest(gradient)
+
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """The nearest allowed image: inside the ball around x and inside [0, 1].
+
+        Under linf and l1 this is the Euclidean projection onto the intersection. Under l2 it is the field's usual one
+        (onto the ball, then onto the box), which is allowed too, because clipping only shortens a perturbation of an
+        image that lies in the box.
+        """
+        if self.norm == "linf":
+            return torch.minimum(torch.maximum(x_adv, x - self.eps), x + self.eps).clamp(0, 1)
+        delta = x_adv - x
+        if self.norm == "l2":
+            size = per_sample(_norm(delta, "l2"), delta)
+            return (x + delta * (self.eps / size.clamp_min(self.eps))).clamp(0, 1)
+        return (x + _onto_l1_ball_in_box(x, delta, self.eps)).clamp(0, 1)
+
+    def random_start(self, x: Tensor, noise: Noise) -> Tensor:
+        """A point drawn uniformly from the ball, then projected into the box."""
+        shape = x.shape[1:]
+        if self.norm == "linf":
+            delta = (2 * noise.fold("direction").uniform(*shape) - 1) * self.eps
+        elif self.norm == "l2":
+            direction = noise.fold("direction").normal(*shape)
+            radius = noise.fold("radius").uniform() ** (1 / x[0].numel())
+            delta = direction * per_sample(self.eps * radius / _norm(direction, "l2").clamp_min(1e-12), x)
+        else:
+            # Exponential magnitudes, normalised by their sum and one more of them, are uniform in the l1 ball.
+            magnitude = -torch.log1p(-noise.fold("direction").uniform(*shape))
+            spare = -torch.log1p(-noise.fold("radius").uniform())
+            total = magnitude.flatten(1).sum(1) + spare
+            delta = magnitude * noise.fold("sign").signs(*shape) * per_sample(self.eps / total.clamp_min(1e-12), x)
+        return self.project(x, x + delta.to(x.dtype))
+
+
+def _norm(delta: Tensor, norm: str) -> Tensor:
+    flat = delta.flatten(1)
+    if norm == "linf":
+        return flat.abs().amax(1)
+    if norm == "l2":
+        return flat.pow(2).sum(1).sqrt()
+    return flat.abs().sum(1)
+
+
+def _onto_l1_ball_in_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
+    """Euclidean projection of ``delta`` onto {||d||_1 <= eps} cut with {0 <= x + d <= 1}, by bisection.
+
+    Its solution is d_i = sign(delta_i) * clip(|delta_i| - t, 0, room_i), where room_i is the way to the box and the
+    threshold t >= 0 is zero if that is short enough already, else such that the sizes add up to eps.
+    """
+    room = torch.where(delta > 0, 1 - x, x).clamp_min(0)
+
+    def shrunk(threshold: Tensor) -> Tensor:
+        return torch.minimum((delta.abs() - per_sample(threshold, x)).clamp_min(0), room)
+
+    low = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    high = delta.abs().flatten(1).amax(1)
+    fits = shrunk(low).flatten(1).sum(1) <= eps
+    for _ in range(40):
+        middle = (low + high) / 2
+        too_long = shrunk(middle).flatten(1).sum(1) > eps
+        low, high = torch.where(too_long, middle, low), torch.where(too_long, high, middle)
+    return delta.sign() * shrunk(torch.where(fits, torch.zeros_like(high), high))
