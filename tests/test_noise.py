@@ -27,7 +27,8 @@ def test_moments_and_ranges() -> None:
     noise = Noise(11, torch.arange(100))
     uniform, normal = noise.fold("u").uniform(2000), noise.fold("n").normal(2000)
     signs, integers = noise.fold("s").signs(2000), noise.fold("i").integers(-2, 5, 2000)
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
     # Five standard errors of the mean and of the variance over 200,000 numbers.
     assert abs(uniform.mean() - 0.5) < 5 * (1 / 12 / 2e5) ** 0.5
     assert abs(normal.mean()) < 5 / 2e5**0.5

@@ -1,6 +1,6 @@
 """hardsphere: adversarial training with hypersphere embedding, and an honest measure of robustness.
 
-The names below are the public API. They are loaded when first used, so that `hardsphere --help` does not wait for torch.
+The names below are the public API. They are loaded on first use: `hardsphere --help` does not wait for torch.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ def _mix(bits: Tensor) -> Tensor:
     return bits ^ _shift_right(bits, 31)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _number(part: int | str) -> int:
     """A purpose as a 64-bit integer: text by its digest, integers as they are."""
     if isinstance(part, str):

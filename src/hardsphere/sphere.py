@@ -51,7 +51,9 @@ class SphereHead(nn.Module):
     ) -> None:
         super().__init__()
         if angular and not (feature_norm and weight_norm):
-            raise HardsphereError("The angular head (m-HE) speaks of angles, so it needs feature_norm and weight_norm both on.")
+            raise HardsphereError(
+                "The angular head (m-HE) speaks of angles, so it needs both feature_norm and weight_norm."
+            )
         if not (scale > 0 and math.isfinite(scale)):
             raise HardsphereError(f"The head's scale is {scale}, but it must be a finite number above 0.")
         if not (margin >= 0 and math.isfinite(margin)):
@@ -74,28 +76,28 @@ class SphereHead(nn.Module):
 
     def cosines(self, z: Tensor) -> Tensor:
         """cos(theta_l) between the feature and each class vector (eq. 5), whatever norms the head itself uses."""
-        z, weight = _at_least_float32(z), _at_least_float32(self.weight)
+        z, weight = at_least_float32(z), at_least_float32(self.weight)
         with torch.autocast(z.device.type, enabled=False):
             return F.linear(F.normalize(z, dim=-1), F.normalize(weight, dim=-1))
 
     def unscaled(self, z: Tensor) -> Tensor:
-        """The head's output at scale 1: cos(theta), -theta for m-HE, or the half-normalised product of FN or WN alone."""
+        """The output at scale 1: cos(theta), -theta for m-HE, or the half-normalised product of FN or WN alone."""
         if self.feature_norm and self.weight_norm:
             cosines = self.cosines(z)
             return -torch.acos(cosines.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD)) if self.angular else cosines
-        z, weight = _at_least_float32(z), _at_least_float32(self.weight)
+        z, weight = at_least_float32(z), at_least_float32(self.weight)
         with torch.autocast(z.device.type, enabled=False):
             if self.feature_norm:
                 z = F.normalize(z, dim=-1)
             if self.weight_norm:
                 weight = F.normalize(weight, dim=-1)
-            return F.linear(z, weight, None if self.bias is None else _at_least_float32(self.bias))
+            return F.linear(z, weight, None if self.bias is None else at_least_float32(self.bias))
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scale * self.unscaled(z)
 
     def with_margin(self, logits: Tensor, y: Tensor) -> Tensor:
-        """s * (cos(theta) - m * 1_y), the argument of the softmax in eq. 6; ``y`` holds labels or class probabilities."""
+        """s * (cos(theta) - m * 1_y), the argument of the softmax in eq. 6; ``y`` holds labels or probabilities."""
         if self.margin == 0:
             return logits
         target = y.to(logits.dtype) if y.is_floating_point() else F.one_hot(y, logits.shape[-1]).to(logits.dtype)
@@ -104,12 +106,13 @@ class SphereHead(nn.Module):
     def extra_repr(self) -> str:
         form = "-theta" if self.angular else "cos" if self.feature_norm and self.weight_norm else "inner product"
         norms = "+".join(name for name, on in (("FN", self.feature_norm), ("WN", self.weight_norm)) if on) or "none"
-        return f"{self.in_features} -> {self.num_classes}, {form}, norms={norms}, scale={self.scale:g}, margin={self.margin:g}"
+        constants = f"scale={self.scale:g}, margin={self.margin:g}"
+        return f"{self.in_features} -> {self.num_classes}, {form}, norms={norms}, {constants}"
 
 
 def margin_cross_entropy(head: SphereHead | None, logits: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """L^m_CE (eq. 6) of each sample, in float32; the plain cross-entropy if there is no head."""
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     if head is not None:
         logits = head.with_margin(logits, y)
     return F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
@@ -135,7 +138,7 @@ class ScaledView(nn.Module):
 
 
 def at_scale(model: nn.Module, scale: float) -> nn.Module:
-    """The model as it would speak at another scale; the model itself if its head is linear or has that scale already."""
+    """The model as it would speak at another scale; the model itself if its head is linear or at that scale already."""
     head = find_head(model)
     if head is None or not head.normalised or head.scale == scale:
         return model
@@ -186,16 +189,27 @@ def attach(
 
 
 def final_linear(model: nn.Module) -> str:
-    """The dotted name of the layer that makes the logits."""
-    names = {id(module): name for name, module in model.named_modules()}
-    if callable(getattr(model, "get_classifier", None)):  # timm's way of saying it
-        classifier = model.get_classifier()  # type: ignore[operator]
-        if isinstance(classifier, nn.Linear | SphereHead):
-            return names[id(classifier)]
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | SphereHead)]
+    """The dotted name of the layer that makes the logits: a hypersphere head, timm's classifier, or the last linear."""
+    classifier = find_head(model) or _timm_classifier(model)
+    if isinstance(classifier, tuple):
+        raise HardsphereError(f"{type(model).__name__} has {len(classifier)} classifiers: name one with layer='...'.")
+    named = list(model.named_modules())
+    linear: list[str] = [name for name, module in named if module is classifier]
+    linear = linear or [name for name, module in named if isinstance(module, nn.Linear)]
     if not linear:
         raise HardsphereError(f"{type(model).__name__} has no linear layer to replace: name one with layer='...'.")
     return linear[-1]
+
+
+def _timm_classifier(model: nn.Module) -> object:
+    """What a timm model says of itself, also from inside wrappers such as `ScaledView`; None if it is not timm's."""
+    while not callable(getattr(model, "get_classifier", None)):
+        children = list(model.children())
+        if len(children) != 1:
+            return None
+        model = children[0]
+    classifier: object = model.get_classifier()  # type: ignore[operator]
+    return classifier if isinstance(classifier, nn.Linear | tuple) else None
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:
@@ -213,6 +227,6 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     return model
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
     """Half precision holds three digits of a cosine: too few to attack or to train on. Float64 stays for the tests."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -36,13 +36,15 @@ class Ball:
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
-            raise HardsphereError(f"Unknown norm '{self.norm}': use one of {', '.join(NORMS)}.{nearest(self.norm, NORMS)}")
+            known = ", ".join(NORMS)
+            raise HardsphereError(f"Unknown norm '{self.norm}': use one of {known}.{nearest(self.norm, NORMS)}")
         if not 0 < self.eps < float("inf"):
             raise HardsphereError(f"eps is {self.eps}, but a ball needs a finite radius above 0, such as 8/255.")
 
     def __str__(self) -> str:
-        over_255 = self.eps * 255
-        radius = f"{over_255:.0f}/255" if abs(over_255 - round(over_255)) < 1e-6 else f"{self.eps:g}"
+        radius, over_255 = f"{self.eps:g}", self.eps * 255
+        if float(radius) != self.eps and abs(over_255 - round(over_255)) < 1e-6:
+            radius = f"{over_255:.0f}/255"
         return f"{self.norm} {radius}"
 
     def size(self, delta: Tensor) -> Tensor:
@@ -58,8 +60,10 @@ class Ball:
         if self.norm == "linf":
             return gradient.sign()
         if self.norm == "l2":
-            size = per_sample(_norm(gradient, "l2"), gradient)
-            return torch.where(size > 0, gradient / torch.where(size > 0, size, 1), torch.zeros_like(gradient))
+            # Gradients of a confident model may be so small that their squares underflow: bring them near 1 first.
+            largest = per_sample(_norm(gradient, "linf"), gradient)
+            gradient = gradient / torch.where(largest > 0, largest, 1)
+            return gradient / per_sample(_norm(gradient, "l2"), gradient).clamp_min(1)
         flat = gradient.flatten(1)
         largest = flat.abs().argmax(dim=1, keepdim=True)
         return torch.zeros_like(flat).scatter(1, largest, flat.gather(1, largest).sign()).view_as(gradient)
@@ -75,6 +79,47 @@ class Ball:
         if isinstance(size, Tensor):
             size = per_sample(size, x_adv)
         return x_adv + size * self.steepest(gradient)
+
+    def dual(self, gradient: Tensor) -> Tensor:
+        """The most that a linear function with this gradient can change per unit of perturbation: the dual norm."""
+        return _norm(gradient, {"linf": "l1", "l2": "l2", "l1": "linf"}[self.norm])
+
+    def contains(self, x: Tensor, x_adv: Tensor, slack: float = 0.0) -> Tensor:
+        """Whether x_adv is at most eps from x, or ``slack`` farther, which floating point may make necessary."""
+        return self.distance(x, x_adv) <= self.eps + slack
+
+    def require(self, attack: str, *norms: str) -> None:
+        """Refuse a norm that ``attack`` has no geometry for."""
+        if self.norm not in norms:
+            raise HardsphereError(f"{attack} works in {' or '.join(norms)}, not in {self.norm}: choose another attack.")
+
+    def shortest(self, x: Tensor, normal: Tensor, gain: Tensor) -> Tensor:
+        """The smallest d with <normal, d> = gain that keeps x + d in the box, or the farthest that the box allows.
+
+        This projects x onto a hyperplane cut with the box, exactly, under linf and l2. Every pixel moves in the useful
+        direction at its own speed (1 under linf, |normal_i| under l2) until it meets the wall, all for the same time:
+        d_i = sign_i * min(time * speed_i, room_i). What is gained by a time is increasing and piecewise linear, with a
+        corner wherever a pixel stops, so that sorting the corners gives the time.
+        """
+        self.require("The projection onto a hyperplane", "linf", "l2")
+        slope = (normal * per_sample(gain.sign(), normal)).flatten(1).double()
+        start, wanted = x.flatten(1).double(), gain.abs().double()[:, None]
+        room = torch.where(slope > 0, 1 - start, start).clamp_min(0)
+        speed = torch.ones_like(slope) if self.norm == "linf" else slope.abs()
+        # A pixel with slope 0 does not move: its corner lies at time 0 and it weighs nothing.
+        corner = torch.where(slope != 0, room / torch.where(slope != 0, speed, 1), 0)
+        corner, order = corner.sort(dim=1)
+        stopped = (slope.abs() * room).gather(1, order).cumsum(1)  # gained by the pixels that have met the wall
+        rate = (slope.abs() * speed).gather(1, order)
+        moving = rate.flip(1).cumsum(1).flip(1)  # gained per unit of time by this pixel and those that stop later
+        reached = stopped + corner * (moving - rate)
+        last = (reached < wanted).sum(1, keepdim=True)  # how many pixels have stopped when the gain is reached
+        before = torch.where(last > 0, stopped.gather(1, (last - 1).clamp_min(0)), 0)
+        pace = moving.gather(1, last.clamp_max(slope.shape[1] - 1))
+        enough = (last < slope.shape[1]) & (pace > 0)
+        time = torch.where(enough, (wanted - before) / torch.where(enough, pace, 1), torch.inf)
+        moved = torch.where(speed > 0, time * torch.where(speed > 0, speed, 1), 0)
+        return (slope.sign() * torch.minimum(moved, room)).reshape(x.shape).to(x.dtype)
 
     def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """The nearest allowed image: inside the ball around x and inside [0, 1].
@@ -106,6 +151,25 @@ class Ball:
             spare = -torch.log1p(-noise.fold("radius").uniform())
             total = magnitude.flatten(1).sum(1) + spare
             delta = magnitude * noise.fold("sign").signs(*shape) * per_sample(self.eps / total.clamp_min(1e-12), x)
+        return self.project(x, x + delta.to(x.dtype))
+
+    def random_surface(self, x: Tensor, noise: Noise) -> Tensor:
+        """A random point at distance eps, projected into the box: t / ||t||_p with t uniform, or normal under l2."""
+        noise, shape = noise.fold("direction"), x.shape[1:]
+        direction = noise.normal(*shape) if self.norm == "l2" else 2 * noise.uniform(*shape) - 1
+        length = per_sample(self.eps / _norm(direction, self.norm).clamp_min(1e-12), x)
+        return self.project(x, x + (direction * length).to(x.dtype))
+
+    def random_extreme(self, x: Tensor, noise: Noise) -> Tensor:
+        """A random extreme point of the ball, projected into the box: all pixels by +-eps, or one pixel under l1."""
+        if self.norm == "l2":
+            return self.random_surface(x, noise)
+        shape = x.shape[1:]
+        delta = self.eps * noise.fold("sign").signs(*shape)
+        if self.norm == "l1":
+            flat = delta.flatten(1)
+            pixel = noise.fold("pixel").integers(0, flat.shape[1], 1)
+            delta = torch.zeros_like(flat).scatter(1, pixel, flat.gather(1, pixel)).view_as(delta)
         return self.project(x, x + delta.to(x.dtype))
 
 

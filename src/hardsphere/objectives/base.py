@@ -1,0 +1,157 @@
+"""What a training framework is: a pair of objectives (the paper's Table 1) and how one step of them is run.
+
+An `Objective` owns what the adversary maximises (L_A) and what training minimises (L_T), returns per-sample losses and
+what it wants logged, and declares its own options as fields. It knows nothing of devices, optimisers or files. A new
+framework is one more file in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hardsphere.attacks.pgd import ascend
+from hardsphere.data import Batch
+from hardsphere.noise import Noise
+from hardsphere.sphere import SphereHead, at_least_float32, margin_cross_entropy
+from hardsphere.threat import Ball
+
+State = dict[str, Tensor]
+"""What an objective remembers from batch to batch; it is saved with the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The training loss of each sample, and numbers per sample to be averaged and logged."""
+
+    per_sample: Tensor
+    logged: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Update(Protocol):
+    """One optimiser step on the mean of the losses; it may evaluate them more than once (weight perturbation)."""
+
+    def __call__(self, losses: Callable[[], Losses]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """How the inner maximisation is run.
+
+    Attributes:
+        scale: the scale at which the adversary sees the logits; the head's own if None.
+        start: ``"uniform"`` in the ball, ``"gaussian"`` (0.001 * N(0, 1), the released code) or ``"clean"``.
+        bn: the mode of BatchNorm during the attack, ``"eval"`` or ``"train"``.
+    """
+
+    ball: Ball
+    steps: int
+    step_size: float
+    scale: float | None = None
+    start: str = "uniform"
+    bn: str = "eval"
+
+    def first_point(self, x: Tensor, noise: Noise) -> Tensor:
+        """x^(0)."""
+        if self.start == "uniform":
+            return self.ball.random_start(x, noise)
+        if self.start == "gaussian":
+            return x + 0.001 * noise.normal(*x.shape[1:]).to(x.dtype)
+        return x
+
+    def logits(self, model: nn.Module, head: SphereHead | None, x: Tensor) -> Tensor:
+        """The logits as the adversary sees them."""
+        logits = at_least_float32(model(x))
+        if self.scale is None or head is None:
+            return logits
+        return logits * (self.scale / head.scale)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The model in training, with what every objective asks of it."""
+
+    model: nn.Module
+    head: SphereHead | None
+    adversary: Adversary
+    label_smoothing: float = 0.0
+
+    def classification_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """L^m_CE of each sample (eq. 6)."""
+        return margin_cross_entropy(self.head, logits, y, self.label_smoothing)
+
+    def maximise(self, loss: Callable[[Tensor], Tensor], x: Tensor, noise: Noise) -> Tensor:
+        """x* = argmax of the loss of the adversary's logits over the ball (eq. 3), by projected gradient steps."""
+        adversary = self.adversary
+        with under_attack(self.model, adversary.bn):
+            return ascend(
+                lambda x_adv: loss(adversary.logits(self.model, self.head, x_adv)),
+                x,
+                adversary.first_point(x, noise),
+                adversary.ball,
+                adversary.steps,
+                adversary.step_size,
+            )
+
+
+@contextmanager
+def under_attack(model: nn.Module, bn: str) -> Iterator[None]:
+    """The model during the inner maximisation: BatchNorm in the given mode, no gradients for parameters."""
+    modes = {module: module.training for module in model.modules()}
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if bn == "eval":
+        model.eval()
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A training framework: L_A, L_T, and how a step is run. Subclasses add their options as fields."""
+
+    @property
+    def updates_per_batch(self) -> int:
+        """How many optimiser steps one batch makes."""
+        return 1
+
+    @property
+    def collapse_drop(self) -> float | None:
+        """How much PGD accuracy may fall within an epoch before training is rolled back; None for no such check."""
+        return None
+
+    def craft(self, learner: Learner, batch: Batch, noise: Noise) -> Tensor:
+        """The adversarial examples x* of a batch: the maximum of L_A."""
+        raise NotImplementedError
+
+    def losses(self, learner: Learner, batch: Batch, x_adv: Tensor) -> Losses:
+        """L_T of each sample."""
+        raise NotImplementedError
+
+    def step(self, learner: Learner, batch: Batch, noise: Noise, state: State, update: Update) -> None:
+        """Train on one batch: first the adversary, then the update."""
+        del state  # for frameworks that remember something from batch to batch
+        x_adv = self.craft(learner, batch, noise)
+        update(lambda: self.losses(learner, batch, x_adv))
+
+
+def hits(logits: Tensor, y: Tensor) -> Tensor:
+    """1.0 where the prediction is right; under mixed labels, where it is the label of the larger share."""
+    label = y.argmax(dim=1) if y.is_floating_point() else y
+    return (logits.detach().argmax(dim=1) == label).float()
+
+
+def label_cross_entropy(y: Tensor) -> Callable[[Tensor], Tensor]:
+    """L_CE(f(x'), y) as a function of the logits: the adversarial objective of PGD-AT and ALP, without margin."""
+    return lambda logits: torch.nn.functional.cross_entropy(logits, y, reduction="none")

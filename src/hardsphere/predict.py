@@ -1,0 +1,48 @@
+"""Classify image files with a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardsphere.errors import HardsphereError
+from hardsphere.runtime import pick_device
+from hardsphere.train import load
+
+
+def predict(
+    run: str | Path, files: Sequence[str | Path], *, top: int = 3, device: str | None = None
+) -> list[list[tuple[str, float]]]:
+    """For each file the ``top`` most probable classes with their probabilities, at the model's own temperature."""
+    chosen = pick_device(device)
+    deployed = load(run)
+    images = torch.stack([read_image(Path(file), deployed.shape) for file in files]).to(chosen)
+    with torch.no_grad():
+        probabilities = deployed.model.to(chosen)(images).softmax(dim=1).cpu()
+    values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
+    return [
+        [(deployed.class_names[index], value) for index, value in zip(row_classes, row_values, strict=True)]
+        for row_classes, row_values in zip(classes.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
+    """An image file as a model takes it: float in [0, 1], its short side scaled to the model's size, centre cut out."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    channels, height, width = shape
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("L" if channels == 1 else "RGB")
+    except FileNotFoundError:
+        raise HardsphereError(f"There is no file '{file}'.") from None
+    except (UnidentifiedImageError, OSError):
+        raise HardsphereError(f"'{file}' is no image that can be read.") from None
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).view(height, width, channels)
+    return pixels.permute(2, 0, 1).float() / 255

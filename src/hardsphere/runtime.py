@@ -1,0 +1,101 @@
+"""Where a run happens: the device, its precision, and what must be written down about them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hardsphere
+from hardsphere.errors import HardsphereError
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """The device of that name; a GPU if there is one and none is named."""
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise HardsphereError(f"Unknown device '{name}': use cpu, cuda or cuda:0.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HardsphereError("No CUDA device can be used here: leave --device away to train on the CPU.")
+    return device
+
+
+def autocast(precision: str, device: torch.device) -> Any:
+    """The context of the network's passes: bf16 on a GPU unless float32 is asked for. Heads and losses stay float32."""
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """TF32 off: wherever an answer is counted, float32 means float32."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def repeatable() -> None:
+    """Choose kernels whose results repeat bit for bit, so that a resumed run equals one that was never stopped."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def hardware(device: torch.device) -> str:
+    """The machine in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def source_hash() -> str:
+    """A digest of the package's own source, which identifies the code even where there is no version control."""
+    root = Path(hardsphere.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def commit() -> str | None:
+    """The commit that the package's source belongs to, with ``+`` if it has changed since; None outside a checkout."""
+    root = Path(hardsphere.__file__).parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if not git("ls-files", "."):
+            return None
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result depends on beside its configuration."""
+    return {
+        "hardsphere": hardsphere.__version__,
+        "commit": commit(),
+        "source": source_hash(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "device": hardware(device),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,93 @@
+"""Averages of the weights along training; the averaged model is the one that is judged and deployed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from hardsphere.config import Config
+
+
+class Average:
+    """No averaging: the deployed model is the trained one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.count = 0
+
+    def after_update(self, model: nn.Module) -> None:
+        """Take in the weights after an optimiser step."""
+
+    def after_epoch(self, model: nn.Module, epoch: int, clean: Iterable[Tensor]) -> None:
+        """Take in the weights after an epoch (from 1); ``clean`` yields clean training images."""
+
+
+class ExponentialAverage(Average):
+    """theta' = decay theta' + (1 - decay) theta after every update, of parameters and BatchNorm statistics alike.
+
+    The decay grows as (1 + t) / (10 + t) up to its value, so that the start does not linger in short runs.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(copy.deepcopy(model).requires_grad_(False))
+        self.decay = decay
+
+    @torch.no_grad()
+    def after_update(self, model: nn.Module) -> None:
+        self.count += 1
+        decay = min(self.decay, (1 + self.count) / (10 + self.count))
+        average, live = _float_tensors(self.model), _float_tensors(model)
+        torch._foreach_lerp_(average, live, 1 - decay)
+
+
+class StochasticAverage(Average):
+    """SWA: the plain mean of the weights at the ends of epochs, from ``start`` on, with BatchNorm measured anew."""
+
+    def __init__(self, model: nn.Module, start: int) -> None:
+        super().__init__(copy.deepcopy(model).requires_grad_(False))
+        self.start = start
+
+    @torch.no_grad()
+    def after_epoch(self, model: nn.Module, epoch: int, clean: Iterable[Tensor]) -> None:
+        if epoch < self.start:
+            self.model.load_state_dict(model.state_dict())
+            return
+        self.count += 1
+        torch._foreach_lerp_(_float_tensors(self.model), _float_tensors(model), 1 / self.count)
+        measure_statistics(self.model, clean)
+
+
+def make_average(config: Config, model: nn.Module) -> Average:
+    """The average that a configuration asks for."""
+    if config.ema.decay:
+        return ExponentialAverage(model, config.ema.decay)
+    if config.swa.start:
+        return StochasticAverage(model, config.swa.start)
+    return Average(model)
+
+
+@torch.no_grad()
+def measure_statistics(model: nn.Module, images: Iterable[Tensor]) -> None:
+    """Set BatchNorm's running statistics to their plain mean over the images."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = cast(float, None)  # None makes torch keep the plain mean
+    mode = model.training
+    model.train()
+    for x in images:
+        model(x)
+    model.train(mode)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+def _float_tensors(model: nn.Module) -> list[Tensor]:
+    return [value for value in model.state_dict().values() if value.is_floating_point()]

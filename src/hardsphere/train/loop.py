@@ -1,0 +1,348 @@
+"""The training loop: batches in, checkpoints out. It knows no framework; the objective runs each step.
+
+Everything random in a step is a function of (seed, epoch, batch, sample), so the state of a run is its weights and a
+few counters, and a run that was killed and resumed ends bit for bit where an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hardsphere import models
+from hardsphere.config import Config
+from hardsphere.data import Augment, Batch, DataSet, eval_batches, train_loader
+from hardsphere.errors import HardsphereError
+from hardsphere.noise import Noise
+from hardsphere.objectives import Learner, Losses
+from hardsphere.objectives.base import State
+from hardsphere.runtime import autocast, repeatable
+from hardsphere.sphere import final_linear, find_head
+from hardsphere.threat import Ball
+from hardsphere.train.averaging import make_average
+from hardsphere.train.deployed import build_model, describe, save_deployed
+from hardsphere.train.files import labelled, part, read_tensors, to_device, write_tensors
+from hardsphere.train.guards import FiniteGuard, pgd_accuracy
+from hardsphere.train.perturbation import worst_weights
+from hardsphere.train.run import RunDirectory
+from hardsphere.train.schedules import learning_rate
+from hardsphere.train.selection import held_out_accuracy
+
+# How many updates may pass on a GPU before the host looks whether a loss was not finite.
+_LOOK_EVERY = 50
+
+
+class Reporter(Protocol):
+    """Who watches a run: a progress bar, plain lines, or nobody."""
+
+    def begin(self, total: int, done: int) -> None: ...
+    def advance(self, done: int) -> None: ...
+    def epoch(self, row: dict[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Silence:
+    """A reporter that reports nothing."""
+
+    def begin(self, total: int, done: int) -> None: ...
+    def advance(self, done: int) -> None: ...
+    def epoch(self, row: dict[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+@dataclass
+class Position:
+    """Where a run stands; saved with each checkpoint."""
+
+    epoch: int = 0  # epochs completed
+    batch: int = 0  # batches of the running epoch completed
+    updates: int = 0
+    averaged: int = 0  # updates or epochs that the weight average has taken in
+    best: tuple[float, float] = (-1.0, -1.0)  # robust and clean accuracy of the best checkpoint
+    best_epoch: int = 0
+    probe: float | None = None  # PGD accuracy after the last epoch, for the collapse check
+    finished: str | None = None  # why the run ended
+
+
+class Trainer:
+    """One training run.
+
+    Args:
+        config: what to train.
+        data: its data; the test split is never read here.
+        data_dir: recorded in the checkpoints, so that evaluation finds the data again.
+        save_every: seconds between checkpoints within an epoch; one is written after each epoch in any case.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: DataSet,
+        *,
+        device: torch.device,
+        data_dir: Path | None = None,
+        reporter: Reporter | None = None,
+        save_every: float = 600.0,
+    ) -> None:
+        if data.train is None or data.validation is None:
+            raise HardsphereError(f"The data '{data.name}' has no training images.")
+        repeatable()
+        for note in data.notes:
+            (reporter or Silence()).say(note)
+        self.config, self.device = config, device
+        self.reporter: Reporter = reporter or Silence()
+        self.save_every = save_every
+        self.description = describe(config, data, data_dir)
+        self.train_source, self.validation = data.train, data.validation
+        spec = config.data
+        augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
+        self.loader = train_loader(data.train, config.batch, device, augment, config.seed)
+        self.model = self._initial_model(data)
+        self.average = make_average(config, self.model)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            nesterov=config.nesterov,
+        )
+        self.learner = Learner(self.model, find_head(self.model), config.attack.adversary(), config.label_smoothing)
+        self.updates_per_epoch = len(self.loader) * config.objective.updates_per_batch
+        self.guard = FiniteGuard(device, self.updates_per_epoch, config.objective.updates_per_batch)
+        self.position = Position()
+        self.was_finished = False
+        self.state: State = {}
+        self.meters: dict[str, Tensor] = {}
+
+    def _initial_model(self, data: DataSet) -> models.Classifier:
+        model = build_model(self.config, data)
+        if self.config.init is not None:
+            new = models.load_weights(model, Path(self.config.init))
+            self.reporter.say(f"Started from {self.config.init}" + (f"; new: {', '.join(new)}." if new else "."))
+        model.to(self.device)
+        if self.device.type == "cuda":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def fit(self, run: RunDirectory) -> Position:
+        """Train into a run directory to the end, going on from its last checkpoint if it has one."""
+        self.run = run
+        if run.state_file.exists():
+            self._restore()
+            self.was_finished = self.position.finished is not None
+            if self.was_finished:
+                return self.position
+        self.run.rewind_metrics(self.position.epoch)
+        self.reporter.begin(self.config.epochs * len(self.loader), self._batches_done())
+        events = _events(self.run.path / "tensorboard", self.position.epoch)
+        try:
+            while self.position.finished is None:
+                row = self._epoch()
+                self.run.log(row)
+                for name, value in row.items():
+                    if isinstance(value, float):
+                        events.add_scalar(name, value, row["epoch"])
+                self.reporter.epoch(row)
+        finally:
+            events.close()
+        return self.position
+
+    def _epoch(self) -> dict[str, Any]:
+        """One epoch, its judgement on the held-out split, and its checkpoint."""
+        epoch, started, first_batch = self.position.epoch, time.perf_counter(), self.position.batch
+        self._set_trainable(epoch)
+        saved_at = time.monotonic()
+        for batch in self.loader.epoch(epoch, self.position.batch):
+            self._train_on(batch, epoch)
+            if time.monotonic() - saved_at > self.save_every and self.position.batch < len(self.loader):
+                self.guard.check()
+                self._save_state()
+                saved_at = time.monotonic()
+        self.guard.check()
+        seconds = time.perf_counter() - started
+        self.average.after_epoch(self.model, epoch + 1, self._clean_images())
+        images = len(self.train_source) * (1 - first_batch / len(self.loader))
+        return self._conclude(self._training_row(epoch, seconds, images))
+
+    def _train_on(self, batch: Batch, epoch: int) -> None:
+        # Layers with randomness of their own (dropout) draw from torch's generator: fix it per batch, not per run.
+        torch.manual_seed(_mixed(self.config.seed, epoch, self.position.batch))
+        noise = Noise(self.config.seed, batch.ids).fold("train", epoch)
+        if self.device.type == "cuda":
+            batch.x = batch.x.contiguous(memory_format=torch.channels_last)
+        with autocast(self.config.precision, self.device):
+            self.config.objective.step(self.learner, batch, noise, self.state, self._update)
+        self.position.batch += 1
+        self.reporter.advance(self._batches_done())
+
+    def _update(self, losses: Callable[[], Losses]) -> None:
+        """One optimiser step on the mean of the losses."""
+        rate = learning_rate(self.config, self.position.updates, self.updates_per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        awp = self.config.awp
+        if awp.gamma and self.position.epoch >= awp.warmup:
+            with worst_weights(self.model, lambda: losses().per_sample.mean(), awp.gamma):
+                self._backward(losses)
+        else:
+            self._backward(losses)
+        self.optimizer.step()
+        self.position.updates += 1
+        self.average.after_update(self.model)
+
+    def _backward(self, losses: Callable[[], Losses]) -> None:
+        computed = losses()
+        loss = computed.per_sample.mean()
+        self.guard.watch(loss, self.position.updates)
+        if self.device.type == "cpu" or self.position.updates % _LOOK_EVERY == 0:
+            self.guard.check()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._meter({"loss": computed.per_sample.detach(), **computed.logged})
+
+    def _meter(self, values: dict[str, Tensor]) -> None:
+        """Add up per-sample numbers and how many there were, on the device, without waiting for them."""
+        for name, value in values.items():
+            both = torch.stack([value.sum(), torch.full_like(value.sum(), value.numel())]).double()
+            self.meters[name] = self.meters[name] + both if name in self.meters else both
+
+    def _set_trainable(self, epoch: int) -> None:
+        """Train mode; in the warm-up after `init` only the head learns, and the body keeps its statistics."""
+        self.model.train()
+        if self.config.init_warmup == 0:
+            return
+        warming = epoch < self.config.init_warmup
+        head = self.model.get_submodule(final_linear(self.model))
+        self.model.requires_grad_(not warming)
+        head.requires_grad_(True)
+        if warming:
+            self.model.eval()
+            head.train()
+
+    def _training_row(self, epoch: int, seconds: float, images: float) -> dict[str, Any]:
+        """What the epoch's training saw, averaged over its samples."""
+        sums = {name: both.tolist() for name, both in self.meters.items()}
+        self.meters = {}
+        return {
+            "epoch": epoch + 1,
+            "updates": self.position.updates,
+            "lr": learning_rate(self.config, self.position.updates - 1, self.updates_per_epoch),
+            **{name: total / count for name, (total, count) in sums.items()},
+            "seconds": seconds,
+            "images_per_second": images / seconds,
+        }
+
+    def _conclude(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Judge the epoch, keep it if it is the best, write the checkpoint; roll back if robustness collapsed."""
+        position, epoch = self.position, row["epoch"]
+        if self._collapsed(row):
+            self._restore()
+            position = self.position
+            position.finished = f"rolled back to epoch {position.epoch}: PGD accuracy collapsed in epoch {epoch}"
+            self.reporter.say(f"PGD accuracy collapsed in epoch {epoch}: {position.finished.partition(':')[0]}.")
+            self._save_state()
+            return row
+        clean, robust = self._judge()
+        row |= {"validation_clean": clean, "validation_robust": robust}
+        position.epoch, position.batch = epoch, 0
+        position.averaged = self.average.count
+        if (robust, clean) > position.best:
+            position.best, position.best_epoch = (robust, clean), epoch
+            self._save_model("best", f"best of epochs 1 to {epoch}")
+        if epoch == self.config.epochs:
+            position.finished = f"all {epoch} epochs are done"
+        self._save_model("last", f"last epoch ({epoch})")
+        self._save_state()
+        return row
+
+    def _collapsed(self, row: dict[str, Any]) -> bool:
+        """Whether PGD accuracy on a training batch fell beyond what the objective allows (catastrophic overfitting)."""
+        allowed = self.config.objective.collapse_drop
+        if allowed is None:
+            return False
+        probe = next(self.loader.epoch(self.position.epoch))
+        before, now = self.position.probe, pgd_accuracy(self.model, probe, self._ball(), self.config.seed)
+        row["probe_pgd"] = now
+        if before is not None and before - now > allowed:
+            return True
+        self.position.probe = now
+        return False
+
+    def _judge(self) -> tuple[float, float]:
+        select = self.config.select
+        return held_out_accuracy(
+            self.average.model,
+            self.validation,
+            self._ball(),
+            steps=select.steps,
+            limit=select.limit,
+            batch=max(self.config.batch, 250),
+            seed=self.config.seed,
+            device=self.device,
+        )
+
+    def _ball(self) -> Ball:
+        return Ball(self.config.attack.norm, self.config.attack.eps)
+
+    def _clean_images(self) -> Iterator[Tensor]:
+        return (batch.x for batch in eval_batches(self.train_source, self.config.batch, self.device))
+
+    def _batches_done(self) -> int:
+        return self.position.epoch * len(self.loader) + self.position.batch
+
+    def _save_model(self, name: str, what: str) -> None:
+        select, held_out = self.config.select, min(self.config.select.limit, len(self.validation))
+        selection = f"{what}, by margin-PGD-{select.steps} on {held_out} held-out training images"
+        robust, clean = self.position.best
+        meta = self.description | {
+            "selection": selection if name == "best" else f"{what}, not selected",
+            "epoch": self.position.epoch,
+            **({"validation_robust": robust, "validation_clean": clean} if name == "best" else {}),
+        }
+        save_deployed(self.run.path / "checkpoints" / name, self.average.model, meta)
+
+    def _save_state(self) -> None:
+        self.position.averaged = self.average.count
+        buffers = {name: self.optimizer.state[parameter] for name, parameter in self.model.named_parameters()}
+        momenta = {name: entry["momentum_buffer"] for name, entry in buffers.items() if "momentum_buffer" in entry}
+        momenta = {name: momentum for name, momentum in momenta.items() if momentum is not None}
+        tensors = labelled(self.model.state_dict(), "model.") | labelled(momenta, "momentum.")
+        tensors |= labelled(self.state, "objective.") | labelled(self.meters, "meters.")
+        if self.average.model is not self.model:
+            tensors |= labelled(self.average.model.state_dict(), "average.")
+        write_tensors(self.run.state_file, tensors, {"position": vars(self.position)})
+
+    def _restore(self) -> None:
+        """Go back to the last checkpoint."""
+        tensors, meta = read_tensors(self.run.state_file)
+        tensors = to_device(tensors, self.device)
+        self.model.load_state_dict(part(tensors, "model."))
+        if self.average.model is not self.model:
+            self.average.model.load_state_dict(part(tensors, "average."))
+        momenta = part(tensors, "momentum.")
+        self.optimizer.state.clear()
+        for name, parameter in self.model.named_parameters():
+            if name in momenta:
+                self.optimizer.state[parameter]["momentum_buffer"] = momenta[name]
+        self.state, self.meters = part(tensors, "objective."), part(tensors, "meters.")
+        self.position = Position(**meta["position"])
+        self.position.best = (self.position.best[0], self.position.best[1])
+        self.average.count = self.position.averaged
+
+
+def _mixed(seed: int, epoch: int, batch: int) -> int:
+    """One seed per batch."""
+    return (seed * 1_000_003 + epoch * 100_003 + batch) % (1 << 63)
+
+
+def _events(directory: Path, done: int) -> Any:
+    """TensorBoard's writer; events of epochs that will be trained again are hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(directory), purge_step=done + 1 if done else None)
