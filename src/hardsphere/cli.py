@@ -45,6 +45,7 @@ def train(
     data: Annotated[Path | None, typer.Option(help="Where the data set lies; digits needs none.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run directory.")] = False,
     device: Device = None,
+    compile: Annotated[bool, typer.Option(help="On a GPU: compile the network and replay steps as graphs.")] = True,
 ) -> None:
     """Train a model from a recipe."""
     from hardsphere.config import parse_assignments
@@ -54,7 +55,7 @@ def train(
 
     config = make(recipe, parse_assignments(overrides or []))
     with reporter() as watch:
-        trained = run(config, out, data_dir=data, resume=resume, device=device, reporter=watch)
+        trained = run(config, out, data_dir=data, resume=resume, device=device, reporter=watch, compile=compile)
     robust, clean = trained.position.best
     typer.echo(f"{trained.path}: {'already finished, ' if trained.already else ''}{trained.position.finished}.")
     typer.echo(

@@ -152,6 +152,7 @@ class Config:
     init: str | None = None  # file with weights to start from
     init_warmup: int = 0  # epochs in which only the new head is trained, after init
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU, float32 on a CPU
+    repeatable: bool = False  # on a GPU: only kernels that repeat bit for bit, so that resuming is exact; slower
     objective: Objective = field(default_factory=Objective)  # the framework's own options
     head: HeadConfig = HeadConfig()
     attack: AttackConfig = AttackConfig()

@@ -33,7 +33,8 @@ def pick_device(name: str | None = None) -> torch.device:
 def autocast(precision: str, device: torch.device) -> Any:
     """The context of the network's passes: bf16 on a GPU unless float32 is asked for. Heads and losses stay float32."""
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+    # Without the cache of cast weights: a recorded graph would go on using the weights of the day it was recorded.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if bf16 else nullcontext()
 
 
 @contextmanager
@@ -47,10 +48,10 @@ def exact_float32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
 
 
-def repeatable() -> None:
-    """Choose kernels whose results repeat bit for bit, so that a resumed run equals one that was never stopped."""
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
+def choose_kernels(repeatable: bool) -> None:
+    """On a GPU, kernels whose results repeat bit for bit, or the fastest ones. A CPU's always repeat."""
+    torch.backends.cudnn.deterministic = repeatable
+    torch.backends.cudnn.benchmark = not repeatable
 
 
 def hardware(device: torch.device) -> str:

@@ -66,7 +66,7 @@ def test_exponential_average_follows_its_recursion() -> None:
         with torch.no_grad():
             model[0].weight.fill_(float(count))
             model[1].running_mean.fill_(float(count))  # type: ignore[operator, union-attr]
-        average.after_update(model)
+        average.after_update(model, torch.tensor(count))
         decay = min(0.9, (1 + count) / (10 + count))
         expected = decay * expected + (1 - decay) * count
         statistics = decay * statistics + (1 - decay) * count
@@ -136,10 +136,10 @@ def test_weight_perturbation_leaves_statistics_to_the_training_pass() -> None:
 
 def test_finite_guard_names_the_first_bad_step() -> None:
     guard = FiniteGuard(torch.device("cpu"), updates_per_epoch=10, updates_per_batch=2)
-    guard.watch(torch.tensor(1.0), 0)
+    guard.watch(torch.tensor(1.0), torch.tensor(0))
     guard.check()
-    guard.watch(torch.tensor(float("nan")), 23)
-    guard.watch(torch.tensor(float("inf")), 24)
+    guard.watch(torch.tensor(float("nan")), torch.tensor(23))
+    guard.watch(torch.tensor(float("inf")), torch.tensor(24))
     with pytest.raises(HardsphereError, match=r"step 24 \(epoch 3, batch 2\)"):
         guard.check()
 

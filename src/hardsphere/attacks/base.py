@@ -1,8 +1,8 @@
 """What every attack shares: its result, when it has won, and how it asks the model.
 
-An attack is a pure function ``attack(model, x, y, ball, *, noise, ...) -> AttackResult``. It keeps its state per sample,
-stops working on a sample once that is broken, and leaves the model as it found it. What it returns is a proposal: the
-evaluation's runner projects and classifies it again before anything counts.
+An attack is a pure function ``attack(model, x, y, ball, *, noise, ...) -> AttackResult``. It keeps its state per
+sample, stops working on a sample once that is broken, and leaves the model as it found it. What it returns is a
+proposal: the evaluation's runner projects and classifies it again before anything counts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardsphere.threat import Ball
+from hardsphere.errors import HardsphereError
+from hardsphere.threat import Ball, per_sample
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A loss (logits, labels) -> one float32 number per sample; an attack makes it large."""
+
+KEEP = ("any", "last")
+"""Which iterate an attack returns: the first broken one (the honest protocol), or the last one (the paper's)."""
+
+ROUNDING = 1e-6
+"""How far float32 may carry an image beyond the radius."""
 
 
 class Stop(Enum):
@@ -26,7 +34,7 @@ class Stop(Enum):
 
     BROKEN = "The attack found an image inside the ball that the model gets wrong."
     SPENT = "The attack used all its steps and did not break the sample."
-    STUCK = "The gradient was exactly zero or not finite everywhere the attack looked, so it had no direction to follow."
+    STUCK = "The gradient was exactly zero or not finite everywhere the attack looked: it had no direction to follow."
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,13 @@ def result(x: Tensor, x_adv: Tensor, broken: Tensor, ball: Ball, stuck: Tensor |
 
 
 def succeeded(logits: Tensor, y: Tensor, targeted: bool = False) -> Tensor:
-    """Whether the attacker has won: any class but ``y``, or exactly ``y`` if the attack is targeted."""
+    """Whether the attacker has won: any class but ``y``, or exactly ``y`` if the attack is targeted.
+
+    Logits that are not numbers name no class, so they are no success.
+    """
     prediction = logits.argmax(dim=1)
-    return prediction == y if targeted else prediction != y
+    won = prediction == y if targeted else prediction != y
+    return won & ~logits.isnan().any(dim=1)
 
 
 @contextmanager
@@ -77,12 +89,56 @@ def attacking(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def logits_and_gradient(model: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits at x, the loss of each sample, and the gradient of each loss by its own image."""
+def logits_and_gradient(
+    model: nn.Module, x: Tensor, loss: Callable[..., Tensor], *context: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits at x, ``loss(logits, *context)`` of each sample, and the gradient of each loss by its own image.
+
+    The gradient is zero where the model, or the loss, does not depend on the image at all.
+    """
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         logits = model(x).float()
-        losses = loss(logits)
+        losses = loss(logits, *context)
+        if not losses.requires_grad:
+            return logits.detach(), losses, torch.zeros_like(x)
         # Samples do not meet in an eval-mode network, so the gradient of the sum holds each sample's own.
-        (gradient,) = torch.autograd.grad(losses.sum(), x)
+        (gradient,) = torch.autograd.grad(losses.sum(), x, allow_unused=True, materialize_grads=True)
     return logits.detach(), losses.detach(), gradient
+
+
+def logits_at(model: nn.Module, x: Tensor) -> Tensor:
+    """The float32 logits at x, without a graph."""
+    with torch.no_grad():
+        logits: Tensor = model(x)
+    return logits.float()
+
+
+def has_direction(gradient: Tensor) -> Tensor:
+    """Whether a sample's gradient is finite and not all zero."""
+    flat = gradient.flatten(1)
+    return flat.isfinite().all(dim=1) & (flat != 0).any(dim=1)
+
+
+def levelled(gradient: Tensor) -> Tensor:
+    """Each sample's gradient with its largest entry at +-1: the same direction, out of reach of under- and overflow.
+
+    Entries that are not finite say nothing and become zero; a gradient of zeros stays one.
+    """
+    gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+    largest = gradient.abs().flatten(1).amax(dim=1)
+    return gradient / per_sample(torch.where(largest > 0, largest, 1), gradient)
+
+
+def survivors(broken: Tensor) -> Tensor:
+    """The positions of the samples that are still to be attacked."""
+    return (~broken).nonzero().squeeze(1)
+
+
+def check_settings(keep: str = "any", **counts: int) -> None:
+    """Refuse an unknown protocol and counts (steps, restarts, ...) below 1."""
+    if keep not in KEEP:
+        raise HardsphereError(f"keep is '{keep}', but an attack keeps 'any' broken iterate or only the 'last' one.")
+    for name, count in counts.items():
+        if count < 1:
+            raise HardsphereError(f"{name} is {count}, but an attack needs at least 1.")

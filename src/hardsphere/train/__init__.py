@@ -43,6 +43,7 @@ def train(
     device: str | None = None,
     reporter: Reporter | None = None,
     save_every: float = 600.0,
+    compile: bool = True,
 ) -> Trained:
     """Train a configuration into a run directory.
 
@@ -51,6 +52,8 @@ def train(
         out: the run directory; `default_directory` by default.
         data_dir: where the data set lies; digits needs none.
         resume: go on with the run that the directory holds, if it holds one.
+        save_every: seconds between checkpoints within an epoch.
+        compile: on a GPU, compile the network and replay each step as a CUDA graph.
     """
     chosen = pick_device(device)
     folder = Path(data_dir) if data_dir is not None else None
@@ -58,7 +61,8 @@ def train(
     spec = config.data
     data = load_data(config.dataset, folder, validation=spec.validation, seed=config.seed, size=spec.size)
     # The model is built before the directory is made: a mistake in the configuration must leave nothing behind.
-    trainer = Trainer(config, data, device=chosen, data_dir=folder, reporter=reporter, save_every=save_every)
+    fast = compile and chosen.type == "cuda"
+    trainer = Trainer(config, data, device=chosen, data_dir=folder, reporter=reporter, save_every=save_every, fast=fast)
     run = RunDirectory(path, config, resume=resume, device=chosen)
     try:
         position = trainer.fit(run)

@@ -17,10 +17,9 @@ class Average:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.count = 0
 
-    def after_update(self, model: nn.Module) -> None:
-        """Take in the weights after an optimiser step."""
+    def after_update(self, model: nn.Module, updates: Tensor) -> None:
+        """Take in the weights after an optimiser step; ``updates`` counts the steps so far, on the device."""
 
     def after_epoch(self, model: nn.Module, epoch: int, clean: Iterable[Tensor]) -> None:
         """Take in the weights after an epoch (from 1); ``clean`` yields clean training images."""
@@ -37,11 +36,12 @@ class ExponentialAverage(Average):
         self.decay = decay
 
     @torch.no_grad()
-    def after_update(self, model: nn.Module) -> None:
-        self.count += 1
-        decay = min(self.decay, (1 + self.count) / (10 + self.count))
+    def after_update(self, model: nn.Module, updates: Tensor) -> None:
+        decay = ((1 + updates) / (10 + updates)).clamp(max=self.decay)
         average, live = _float_tensors(self.model), _float_tensors(model)
-        torch._foreach_lerp_(average, live, 1 - decay)
+        differences = torch._foreach_sub(live, average)
+        torch._foreach_mul_(differences, 1 - decay)
+        torch._foreach_add_(average, differences)
 
 
 class StochasticAverage(Average):
@@ -56,8 +56,7 @@ class StochasticAverage(Average):
         if epoch < self.start:
             self.model.load_state_dict(model.state_dict())
             return
-        self.count += 1
-        torch._foreach_lerp_(_float_tensors(self.model), _float_tensors(model), 1 / self.count)
+        torch._foreach_lerp_(_float_tensors(self.model), _float_tensors(model), 1 / (epoch - self.start + 1))
         measure_statistics(self.model, clean)
 
 

@@ -21,9 +21,9 @@ class FiniteGuard:
         self.updates_per_epoch = updates_per_epoch
         self.updates_per_batch = updates_per_batch
 
-    def watch(self, loss: Tensor, update: int) -> None:
+    def watch(self, loss: Tensor, update: Tensor) -> None:
         bad = (self.first_bad < 0) & ~torch.isfinite(loss.detach())
-        self.first_bad = torch.where(bad, update, self.first_bad)
+        self.first_bad.copy_(torch.where(bad, update, self.first_bad))
 
     def check(self) -> None:
         """Stop the run if a loss was not finite."""

@@ -7,7 +7,7 @@ few counters, and a run that was killed and resumed ends bit for bit where an un
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,25 +17,19 @@ from torch import Tensor
 
 from hardsphere import models
 from hardsphere.config import Config
-from hardsphere.data import Augment, Batch, DataSet, eval_batches, train_loader
+from hardsphere.data import Augment, DataSet, eval_batches, train_loader
 from hardsphere.errors import HardsphereError
-from hardsphere.noise import Noise
-from hardsphere.objectives import Learner, Losses
-from hardsphere.objectives.base import State
-from hardsphere.runtime import autocast, repeatable
-from hardsphere.sphere import final_linear, find_head
+from hardsphere.runtime import choose_kernels
+from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
 from hardsphere.train.deployed import build_model, describe, save_deployed
 from hardsphere.train.files import labelled, part, read_tensors, to_device, write_tensors
-from hardsphere.train.guards import FiniteGuard, pgd_accuracy
-from hardsphere.train.perturbation import worst_weights
+from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
 from hardsphere.train.schedules import learning_rate
 from hardsphere.train.selection import held_out_accuracy
-
-# How many updates may pass on a GPU before the host looks whether a loss was not finite.
-_LOOK_EVERY = 50
+from hardsphere.train.step import Stepper
 
 
 class Reporter(Protocol):
@@ -63,7 +57,6 @@ class Position:
     epoch: int = 0  # epochs completed
     batch: int = 0  # batches of the running epoch completed
     updates: int = 0
-    averaged: int = 0  # updates or epochs that the weight average has taken in
     best: tuple[float, float] = (-1.0, -1.0)  # robust and clean accuracy of the best checkpoint
     best_epoch: int = 0
     probe: float | None = None  # PGD accuracy after the last epoch, for the collapse check
@@ -78,6 +71,7 @@ class Trainer:
         data: its data; the test split is never read here.
         data_dir: recorded in the checkpoints, so that evaluation finds the data again.
         save_every: seconds between checkpoints within an epoch; one is written after each epoch in any case.
+        fast: compile the network and replay each step as a CUDA graph; needs a GPU.
     """
 
     def __init__(
@@ -89,10 +83,11 @@ class Trainer:
         data_dir: Path | None = None,
         reporter: Reporter | None = None,
         save_every: float = 600.0,
+        fast: bool = False,
     ) -> None:
         if data.train is None or data.validation is None:
             raise HardsphereError(f"The data '{data.name}' has no training images.")
-        repeatable()
+        choose_kernels(config.repeatable)
         for note in data.notes:
             (reporter or Silence()).say(note)
         self.config, self.device = config, device
@@ -105,20 +100,9 @@ class Trainer:
         self.loader = train_loader(data.train, config.batch, device, augment, config.seed)
         self.model = self._initial_model(data)
         self.average = make_average(config, self.model)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            nesterov=config.nesterov,
-        )
-        self.learner = Learner(self.model, find_head(self.model), config.attack.adversary(), config.label_smoothing)
-        self.updates_per_epoch = len(self.loader) * config.objective.updates_per_batch
-        self.guard = FiniteGuard(device, self.updates_per_epoch, config.objective.updates_per_batch)
+        self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast)
         self.position = Position()
         self.was_finished = False
-        self.state: State = {}
-        self.meters: dict[str, Tensor] = {}
 
     def _initial_model(self, data: DataSet) -> models.Classifier:
         model = build_model(self.config, data)
@@ -159,58 +143,18 @@ class Trainer:
         self._set_trainable(epoch)
         saved_at = time.monotonic()
         for batch in self.loader.epoch(epoch, self.position.batch):
-            self._train_on(batch, epoch)
+            self.stepper.step(batch, epoch, self.position.batch)
+            self.position.batch += 1
+            self.reporter.advance(self._batches_done())
             if time.monotonic() - saved_at > self.save_every and self.position.batch < len(self.loader):
-                self.guard.check()
+                self.stepper.guard.check()
                 self._save_state()
                 saved_at = time.monotonic()
-        self.guard.check()
+        self.stepper.guard.check()
         seconds = time.perf_counter() - started
         self.average.after_epoch(self.model, epoch + 1, self._clean_images())
         images = len(self.train_source) * (1 - first_batch / len(self.loader))
         return self._conclude(self._training_row(epoch, seconds, images))
-
-    def _train_on(self, batch: Batch, epoch: int) -> None:
-        # Layers with randomness of their own (dropout) draw from torch's generator: fix it per batch, not per run.
-        torch.manual_seed(_mixed(self.config.seed, epoch, self.position.batch))
-        noise = Noise(self.config.seed, batch.ids).fold("train", epoch)
-        if self.device.type == "cuda":
-            batch.x = batch.x.contiguous(memory_format=torch.channels_last)
-        with autocast(self.config.precision, self.device):
-            self.config.objective.step(self.learner, batch, noise, self.state, self._update)
-        self.position.batch += 1
-        self.reporter.advance(self._batches_done())
-
-    def _update(self, losses: Callable[[], Losses]) -> None:
-        """One optimiser step on the mean of the losses."""
-        rate = learning_rate(self.config, self.position.updates, self.updates_per_epoch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        awp = self.config.awp
-        if awp.gamma and self.position.epoch >= awp.warmup:
-            with worst_weights(self.model, lambda: losses().per_sample.mean(), awp.gamma):
-                self._backward(losses)
-        else:
-            self._backward(losses)
-        self.optimizer.step()
-        self.position.updates += 1
-        self.average.after_update(self.model)
-
-    def _backward(self, losses: Callable[[], Losses]) -> None:
-        computed = losses()
-        loss = computed.per_sample.mean()
-        self.guard.watch(loss, self.position.updates)
-        if self.device.type == "cpu" or self.position.updates % _LOOK_EVERY == 0:
-            self.guard.check()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._meter({"loss": computed.per_sample.detach(), **computed.logged})
-
-    def _meter(self, values: dict[str, Tensor]) -> None:
-        """Add up per-sample numbers and how many there were, on the device, without waiting for them."""
-        for name, value in values.items():
-            both = torch.stack([value.sum(), torch.full_like(value.sum(), value.numel())]).double()
-            self.meters[name] = self.meters[name] + both if name in self.meters else both
 
     def _set_trainable(self, epoch: int) -> None:
         """Train mode; in the warm-up after `init` only the head learns, and the body keeps its statistics."""
@@ -227,13 +171,12 @@ class Trainer:
 
     def _training_row(self, epoch: int, seconds: float, images: float) -> dict[str, Any]:
         """What the epoch's training saw, averaged over its samples."""
-        sums = {name: both.tolist() for name, both in self.meters.items()}
-        self.meters = {}
+        updates = self.stepper.updates
         return {
             "epoch": epoch + 1,
-            "updates": self.position.updates,
-            "lr": learning_rate(self.config, self.position.updates - 1, self.updates_per_epoch),
-            **{name: total / count for name, (total, count) in sums.items()},
+            "updates": updates,
+            "lr": learning_rate(self.config, updates - 1, self.stepper.updates_per_epoch),
+            **self.stepper.averages(),
             "seconds": seconds,
             "images_per_second": images / seconds,
         }
@@ -251,7 +194,6 @@ class Trainer:
         clean, robust = self._judge()
         row |= {"validation_clean": clean, "validation_robust": robust}
         position.epoch, position.batch = epoch, 0
-        position.averaged = self.average.count
         if (robust, clean) > position.best:
             position.best, position.best_epoch = (robust, clean), epoch
             self._save_model("best", f"best of epochs 1 to {epoch}")
@@ -308,12 +250,9 @@ class Trainer:
         save_deployed(self.run.path / "checkpoints" / name, self.average.model, meta)
 
     def _save_state(self) -> None:
-        self.position.averaged = self.average.count
-        buffers = {name: self.optimizer.state[parameter] for name, parameter in self.model.named_parameters()}
-        momenta = {name: entry["momentum_buffer"] for name, entry in buffers.items() if "momentum_buffer" in entry}
-        momenta = {name: momentum for name, momentum in momenta.items() if momentum is not None}
-        tensors = labelled(self.model.state_dict(), "model.") | labelled(momenta, "momentum.")
-        tensors |= labelled(self.state, "objective.") | labelled(self.meters, "meters.")
+        stepper, self.position.updates = self.stepper, self.stepper.updates
+        tensors = labelled(self.model.state_dict(), "model.") | labelled(stepper.momenta(), "momentum.")
+        tensors |= labelled(stepper.state, "objective.") | labelled(stepper.meters, "meters.")
         if self.average.model is not self.model:
             tensors |= labelled(self.average.model.state_dict(), "average.")
         write_tensors(self.run.state_file, tensors, {"position": vars(self.position)})
@@ -325,20 +264,11 @@ class Trainer:
         self.model.load_state_dict(part(tensors, "model."))
         if self.average.model is not self.model:
             self.average.model.load_state_dict(part(tensors, "average."))
-        momenta = part(tensors, "momentum.")
-        self.optimizer.state.clear()
-        for name, parameter in self.model.named_parameters():
-            if name in momenta:
-                self.optimizer.state[parameter]["momentum_buffer"] = momenta[name]
-        self.state, self.meters = part(tensors, "objective."), part(tensors, "meters.")
+        self.stepper.set_momenta(part(tensors, "momentum."))
+        self.stepper.state, self.stepper.meters = part(tensors, "objective."), part(tensors, "meters.")
         self.position = Position(**meta["position"])
         self.position.best = (self.position.best[0], self.position.best[1])
-        self.average.count = self.position.averaged
-
-
-def _mixed(seed: int, epoch: int, batch: int) -> int:
-    """One seed per batch."""
-    return (seed * 1_000_003 + epoch * 100_003 + batch) % (1 << 63)
+        self.stepper.updates = self.position.updates
 
 
 def _events(directory: Path, done: int) -> Any:

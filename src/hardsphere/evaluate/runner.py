@@ -1,0 +1,594 @@
+"""The runner: takes samples through a suite of attacks and writes what it saw into the ledger.
+
+It trusts nothing an attack returns (`hardsphere.evaluate.witness`). Outcomes do not depend on the batch: all randomness
+is a function of the seed, the sample and the attack, so that survivors can be packed into full batches, a batch that
+does not fit into memory can be halved, work can be split into shards, and an evaluation that was killed goes on where
+it stopped and ends with the same rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardsphere.attacks.base import AttackResult, attacking
+from hardsphere.errors import HardsphereError, nearest
+from hardsphere.evaluate import witness
+from hardsphere.evaluate.card import make_card
+from hardsphere.evaluate.images import save_images as write_images
+from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample
+from hardsphere.evaluate.samples import Samples, gather
+from hardsphere.evaluate.suites import CARRIED, Entry, OfEps, Suite, as_suite
+from hardsphere.noise import Noise
+from hardsphere.sphere import ScaledView, find_head, paper_view
+from hardsphere.threat import Ball
+
+if TYPE_CHECKING:
+    from hardsphere.data import Source
+
+DEFAULT_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is; one of these comes after every batch.
+
+    Attributes:
+        attack: the attack at work, or ``"clean"``.
+        ball: the ball at work; none while clean images are classified.
+        done: samples this attack has finished.
+        total: samples it has to work on.
+        upper_bound: robust accuracy inside this ball if nothing else were to break; it only falls.
+        elapsed: seconds since this call began.
+        left: seconds still to go, roughly and rather too many; none while nothing is known yet.
+    """
+
+    attack: str
+    ball: Ball | None
+    done: int
+    total: int
+    upper_bound: float
+    elapsed: float
+    left: float | None
+
+
+@dataclass(repr=False)
+class Evaluation:
+    """What an evaluation found. Accuracies are fractions of all samples, those the model gets wrong anyway included.
+
+    Attributes:
+        ledger: the rows everything here is computed from.
+        card: the report card, in plain values.
+        balls: the balls, by growing radius.
+        suite: the suite.
+    """
+
+    ledger: Ledger
+    card: dict[str, Any]
+    balls: tuple[Ball, ...]
+    suite: Suite
+
+    @property
+    def clean_accuracy(self) -> float:
+        return self.ledger.clean_accuracy()
+
+    @property
+    def robust_accuracy(self) -> float:
+        """The worst case over all attacks, sample by sample; inside the largest ball if there are several."""
+        return self.ledger.robust_accuracy(self.balls[-1].eps)
+
+    @property
+    def by_attack(self) -> dict[str, float]:
+        """Accuracy under each attack alone; in a cascade, after it. Inside the largest ball if there are several."""
+        return {line["name"]: line["accuracy"] for line in self.card["results"][-1]["attacks"]}
+
+    @property
+    def curve(self) -> dict[float, float]:
+        """Robust accuracy by radius."""
+        return {ball.eps: self.ledger.robust_accuracy(ball.eps) for ball in self.balls}
+
+    def __repr__(self) -> str:
+        rates = ", ".join(
+            f"{100 * rate:.2f} % robust in {ball}" for ball, rate in zip(self.balls, self.curve.values(), strict=True)
+        )
+        return f"<Evaluation {self.suite.id}: {100 * self.clean_accuracy:.2f} % clean, {rates}>"
+
+    def survivors(self, ball: Ball | None = None) -> set[int]:
+        """The ids of the samples that no attack broke."""
+        return self.ledger.robust((ball or self.balls[-1]).eps)
+
+
+def evaluate(
+    model: nn.Module | Callable[[Tensor], Tensor],
+    x: Tensor | Source,
+    y: Tensor | None = None,
+    ball: Ball | Sequence[Ball] | None = None,
+    *,
+    suite: str | Suite | list[Entry] = "standard",
+    seed: int = 0,
+    ids: Tensor | None = None,
+    class_names: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch: int = DEFAULT_BATCH,
+    out: Path | str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    eot: int = 1,
+    save_images: bool = False,
+    source: nn.Module | None = None,
+    shard: tuple[int, int] | None = None,
+    device: torch.device | str | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Measure how robust a classifier is.
+
+    Args:
+        model: maps images in [0, 1] to logits; it is left as it was found.
+        x: float images in [0, 1], (N, C, H, W), or a `hardsphere.data` split, which is read as it is needed.
+        y: the labels; a data split brings its own.
+        ball: the threat model; several radii of one norm give a curve. A suite that has a radius of its own (`paper`)
+            needs none.
+        suite: the name of a suite, a `Suite`, or a list of entries.
+        seed: of all randomness in the attacks.
+        ids: the samples' ids in their data set; their positions by default.
+        class_names: for the card.
+        limit: evaluate the first so many samples.
+        batch: how many images at once; halved by itself when memory runs out.
+        out: the directory for ``ledger.db`` and ``card.json``; the same call goes on there if it was interrupted. None
+            keeps the ledger in memory.
+        progress: called after every batch.
+        eot: average the logits of so many draws (expectation over transformation), for a randomised model.
+        save_images: keep the first broken image of each sample in the ledger and write them into ``out``.
+        source: another model, for suites with a transfer attack.
+        shard: (index, count): work on every count-th sample only; `hardsphere.evaluate.merge` joins the ledgers.
+        device: where to run; the model's own device by default.
+        about: what the card tells beside the numbers: ``target``, ``data``, ``selection``, ``command``.
+    """
+    suite = as_suite(suite)
+    balls = _balls(ball, suite)
+    _check_arguments(batch, eot, shard)
+    samples = gather(x, y, ids, class_names, limit)
+    model = witness.in_float32(model)
+    home = witness.device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
+    place = home if device is None else torch.device(device)
+    digest = witness.model_digest(model)
+    with witness.moved(model, home, place), attacking(model), witness.plain_float32(place):
+        run = _Run(model, samples, suite, balls, seed, batch, place, eot, source, shard, save_images, progress)
+        with _ledger(out) as (ledger, directory):
+            ledger.claim(
+                {
+                    "suite": suite.id,
+                    "suite_hash": suite.hash,
+                    "norm": balls[0].norm,
+                    "eps": [ball.eps for ball in balls],
+                    "seed": seed,
+                    "eot": eot,
+                    "model": digest,
+                    "data": samples.digest(),
+                    "ids": _ids_digest(samples),
+                    "n": len(samples),
+                    "shard": list(shard) if shard is not None else None,
+                    "images": save_images,
+                }
+            )
+            run.go(ledger)
+            ledger.settle()
+            card = make_card(ledger, suite, balls, run.classes, samples, place, run.remarks, dict(about or {}))
+            if directory is not None:
+                write_json(directory / "card.json", card)
+                for ball in balls if save_images else ():
+                    write_images(ledger, ball.eps, directory / f"adversarial-{ball.norm}-{ball.eps:.6g}.npz")
+            return Evaluation(ledger, card, balls, suite)
+
+
+@dataclass
+class _Run:
+    """One pass through a suite: what stays the same while it lasts."""
+
+    model: nn.Module
+    samples: Samples
+    suite: Suite
+    balls: tuple[Ball, ...]
+    seed: int
+    batch: int
+    device: torch.device
+    eot: int
+    source: nn.Module | None
+    shard: tuple[int, int] | None
+    save_images: bool
+    progress: Callable[[Progress], None] | None
+    remarks: list[str] = field(default_factory=list)
+    classes: int = 0
+    known: dict[int, Sample] = field(default_factory=dict)
+    clock: _Clock = field(default_factory=lambda: _Clock())
+
+    def __post_init__(self) -> None:
+        positions = list(range(len(self.samples)))
+        self.positions = positions if self.shard is None else positions[self.shard[0] :: self.shard[1]]
+        if not self.positions:
+            raise HardsphereError(f"Shard {self.shard} of {len(self.samples)} samples is empty: use fewer shards.")
+        self.judge = _averaged(self.model, self.eot)
+        self.counted = witness.Counted(self.model)
+        self.attacked = _averaged(self.counted, self.eot)
+        self.size = self.batch
+
+    def go(self, ledger: Ledger) -> None:
+        """Everything that is not in the ledger yet."""
+        self._introduce()
+        ledger.note("shape", list(self._images(self.positions[:1]).shape[1:]))
+        ledger.note("order", [CARRIED, *(entry.name for entry in self.suite.entries)])
+        self._clean(ledger)
+        entries = self._entries()
+        stages = [(ball, entry) for ball in self.balls for entry in entries]
+        for index, (ball, entry) in enumerate(stages):
+            if self.suite.cascade and (index == 0 or stages[index - 1][0] != ball):
+                self._carry(ledger, ball)
+            self._attack(ledger, ball, entry, stages[index + 1 :])
+
+    def _introduce(self) -> None:
+        """The number of classes, and whether labels and model agree on it."""
+        self.classes = witness.introduce(self.model, self._images(self.positions[:1]))
+        low, high = int(self.samples.labels.min()), int(self.samples.labels.max())
+        if low < 0 or high >= self.classes:
+            wrong = low if low < 0 else high
+            raise HardsphereError(
+                f"A label is {wrong}, but the model has {self.classes} classes: it must lie in 0..{self.classes - 1}."
+            )
+        names = self.samples.class_names
+        if names == tuple(map(str, range(len(names)))):
+            names = self.samples.class_names = ()  # numbers, not names: arrays whose last classes happen to be missing
+        if names and len(names) != self.classes:
+            raise HardsphereError(f"There are {len(names)} class names, but the model has {self.classes} classes.")
+
+    def _entries(self) -> list[Entry]:
+        """The suite's entries that can run, with a remark for each thing that is other than the suite says."""
+        entries = [entry for entry in self.suite.entries if _remark(self.remarks, entry, self)]
+        if not entries:
+            raise HardsphereError(f"The suite '{self.suite.name}' has no attack that can run: {' '.join(self.remarks)}")
+        return entries
+
+    def _clean(self, ledger: Ledger) -> None:
+        """Classify the clean images."""
+        self.known = {sample.position: sample for sample in ledger.samples()}
+        for chunk in _chunks(self.positions, self.batch):
+            if all(position in self.known for position in chunk):
+                continue
+            predicted = [guess for part in self._fitting(chunk, self._classify) for guess in part]
+            found = [
+                Sample(int(self.samples.ids[position]), position, int(self.samples.labels[position]), guess)
+                for position, guess in zip(chunk, predicted, strict=True)
+            ]
+            ledger.add_samples(found)
+            self.known.update({sample.position: sample for sample in found})
+            right = sum(sample.correct for sample in self.known.values())
+            bound = (right + len(self.positions) - len(self.known)) / len(self.positions)
+            self._tell("clean", None, len(self.known), len(self.positions), bound, None)
+
+    def _classify(self, part: Sequence[int]) -> list[int]:
+        guesses: list[int] = witness.clean_predictions(self.judge, self._images(part)).tolist()
+        return guesses
+
+    def _carry(self, ledger: Ledger, ball: Ball) -> None:
+        """What fell inside a smaller ball has fallen inside this one, which contains it."""
+        smaller = [other for other in self.balls if other.eps < ball.eps]
+        if not smaller:
+            return
+        fallen = {row.sample: row for row in ledger.rows(smaller[-1].eps) if row.outcome == Outcome.BROKEN.value}
+        rows = []
+        for sample in self.known.values():
+            row = fallen.get(sample.sample)
+            outcome = Outcome.BROKEN if row else Outcome.SKIPPED if sample.correct else Outcome.WRONG
+            found = (row.distance, row.stop, row.predicted) if row else ()
+            rows.append(Row(ball.eps, CARRIED, sample.sample, outcome.value, *found))
+        images = [(ball.eps, sample, CARRIED, pixels) for sample, _, pixels in ledger.images(smaller[-1].eps)]
+        ledger.add(rows, images)
+
+    def _attack(self, ledger: Ledger, ball: Ball, entry: Entry, later: Sequence[tuple[Ball, Entry]]) -> None:
+        """One attack at one radius, on every sample it has to work on."""
+        names = [CARRIED, *(other.name for other in self.suite.entries)]
+        before = names[: names.index(entry.name)]  # and not what later ones broke before an interruption
+        fallen = dict(ledger.broken(ball.eps, [*before, entry.name]))
+        earlier = set(ledger.broken(ball.eps, before)) if self.suite.cascade else set()
+        todo, idle = [], []
+        for position in self.positions:
+            sample = self.known[position]
+            beyond = entry.limit is not None and position >= entry.limit
+            if sample.correct and not beyond and sample.sample not in earlier:
+                todo.append(position)
+            else:
+                outcome = Outcome.SKIPPED if sample.correct else Outcome.WRONG
+                idle.append(Row(ball.eps, entry.name, sample.sample, outcome.value))
+        ledger.add(idle)
+        done = ledger.done(ball.eps, entry.name)
+        attack = _bind(entry, self, ball)
+        finished = 0
+        # The batches are those of an uninterrupted run: a batch is in the ledger as a whole or not at all.
+        for chunk in _chunks(todo, self.batch):
+            rest = [position for position in chunk if self.known[position].sample not in done]
+            if rest:
+                begin = time.perf_counter()
+                parts = list(self._fitting(rest, lambda part: self._strike(attack, part, ball, entry)))
+                rows = [row for part, _ in parts for row in part]
+                ledger.add(rows, [image for _, images in parts for image in images])
+                fallen.update({row.sample: entry.name for row in rows if row.outcome == Outcome.BROKEN.value})
+                self.clock.record(entry, len(rest), time.perf_counter() - begin)
+            finished += len(chunk)
+            standing = sum(sample.correct and sample.sample not in fallen for sample in self.known.values())
+            left = self.clock.left(entry, len(todo) - finished, [(e, self._upcoming(e, standing)) for _, e in later])
+            self._tell(entry.name, ball, finished, len(todo), standing / len(self.positions), left)
+
+    def _strike(
+        self, attack: Callable[..., AttackResult], part: Sequence[int], ball: Ball, entry: Entry
+    ) -> tuple[list[Row], list[tuple[float, int, str, bytes]]]:
+        """Attack a batch and write down what came of it."""
+        begin = time.perf_counter()
+        x, y, ids = self._images(part), self._labels(part), self._ids(part)
+        self.counted.forwards = self.counted.backwards = 0
+        proposal = attack(x, y, Noise(self.seed, ids).fold(entry.name))
+        broken, predicted, distance, x_adv = witness.confirm(self.judge, x, y, proposal.x_adv, ball, entry.outside)
+        outcome = [Outcome.BROKEN if hit else Outcome.HELD for hit in broken.tolist()]
+        share = 1 / len(part)
+        costs = (
+            self.counted.forwards * share,
+            self.counted.backwards * share,
+            (time.perf_counter() - begin) * share,
+        )
+        rows = [
+            Row(ball.eps, entry.name, sample, what.value, far, stop.name, guess, *costs)
+            for sample, what, far, stop, guess in zip(
+                ids.tolist(), outcome, distance.tolist(), proposal.stop, predicted.tolist(), strict=True
+            )
+        ]
+        if not self.save_images:
+            return rows, []
+        kept = broken.nonzero().squeeze(1).tolist()
+        pixels = x_adv.cpu().contiguous().numpy()
+        return rows, [(ball.eps, rows[i].sample, entry.name, pixels[i].tobytes()) for i in kept]
+
+    def _fitting(self, positions: Sequence[int], work: Callable[[Sequence[int]], Any]) -> Iterator[Any]:
+        """Do some work batch by batch, in halves where a batch does not fit into memory."""
+        start = 0
+        while start < len(positions):
+            part = positions[start : start + self.size]
+            try:
+                yield work(part)
+                start += len(part)
+                continue
+            except (RuntimeError, MemoryError) as reason:
+                if not witness.is_out_of_memory(reason):
+                    raise
+                if len(part) == 1:
+                    raise HardsphereError(
+                        "Even a single image does not fit into memory: use another device."
+                    ) from reason
+            # Outside of the except block, so that the exception no longer holds the tensors of the failed attempt.
+            self.size = (len(part) + 1) // 2
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _images(self, positions: Sequence[int]) -> Tensor:
+        return self.samples.images(positions, self.device)
+
+    def _labels(self, positions: Sequence[int]) -> Tensor:
+        return self.samples.labels[torch.as_tensor(positions)].to(self.device)
+
+    def _ids(self, positions: Sequence[int]) -> Tensor:
+        return self.samples.ids[torch.as_tensor(positions)].to(self.device)
+
+    def _upcoming(self, entry: Entry, standing: int) -> int:
+        """How many samples a later attack will work on, at most."""
+        if not self.suite.cascade:
+            standing = sum(sample.correct for sample in self.known.values())
+        return standing if entry.limit is None else min(standing, entry.limit)
+
+    def _tell(self, attack: str, ball: Ball | None, done: int, total: int, bound: float, left: float | None) -> None:
+        if self.progress is not None:
+            self.progress(Progress(attack, ball, done, total, bound, self.clock.elapsed(), left))
+
+
+class _Clock:
+    """Time left, from what each attack has cost so far and what the others are said to cost in proportion."""
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+        self.spent: dict[str, tuple[float, float]] = {}
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.begin
+
+    def record(self, entry: Entry, samples: int, seconds: float) -> None:
+        passes, before = self.spent.get(entry.name, (0.0, 0.0))
+        self.spent[entry.name] = (passes + entry.cost * samples, before + seconds)
+
+    def left(self, entry: Entry, samples: int, later: Sequence[tuple[Entry, int]]) -> float | None:
+        passes, seconds = (sum(column) for column in zip((0.0, 0.0), *self.spent.values(), strict=True))
+        if passes == 0:
+            return None
+        total = 0.0
+        for other, count in [(entry, samples), *later]:
+            own_passes, own_seconds = self.spent.get(other.name, (passes, seconds))
+            total += other.cost * count * own_seconds / own_passes
+        return total
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From an entry to a function
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _bind(entry: Entry, run: _Run, ball: Ball) -> Callable[[Tensor, Tensor, Noise], AttackResult]:
+    """The entry's attack with everything but the batch filled in."""
+    function = _function(entry)
+    model = view(run.attacked, entry.view)
+    options = {key: _resolve(key, value, run, ball) for key, value in entry.options.items()}
+    if "source" in entry.needs:
+        options["source"] = run.source
+    if "guides" in entry.needs:
+        options["guides"], options["guide_labels"] = _guides(run)
+    return lambda x, y, noise: function(model, x, y, ball, noise=noise, **options)
+
+
+def _function(entry: Entry) -> Callable[..., AttackResult]:
+    if not isinstance(entry.attack, str):
+        return entry.attack
+    attacks = importlib.import_module("hardsphere.attacks")
+    found = getattr(attacks, entry.attack, None)
+    if not callable(found):
+        known = [name for name in dir(attacks) if not name.startswith("_")]
+        raise HardsphereError(f"There is no attack named '{entry.attack}'.{nearest(entry.attack, known)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _resolve(key: str, value: Any, run: _Run, ball: Ball) -> Any:
+    """A setting as the attack takes it."""
+    if isinstance(value, OfEps):
+        return value.factor * ball.eps
+    if key == "loss" and isinstance(value, str):
+        losses = importlib.import_module("hardsphere.attacks.losses")
+        if value == "adaptive":
+            return losses.adaptive(find_head(run.model))
+        return getattr(losses, value)
+    return value
+
+
+def view(model: nn.Module, name: str) -> nn.Module:
+    """What an attack sees of the model: see `hardsphere.evaluate.suites.Entry`."""
+    if name == "deployed":
+        return model
+    if name == "paper":
+        return paper_view(model)
+    if name == "fn":
+        attacks = importlib.import_module("hardsphere.attacks")
+        return attacks.feature_normalised(model)  # type: ignore[no-any-return]
+    if name.startswith("x"):
+        return ScaledView(model, float(name[1:]))
+    raise HardsphereError(f"Unknown view '{name}': use deployed, paper, fn or xC for logits times C.")
+
+
+GUIDES = 256
+"""How many images of the set serve as guides of the feature attack, the same ones for every shard."""
+
+
+def _guides(run: _Run) -> tuple[Tensor, Tensor]:
+    positions = _guide_positions(run)
+    return run._images(positions), run._labels(positions)
+
+
+def _guide_positions(run: _Run) -> list[int]:
+    """Evenly over the whole set, which may be sorted by class."""
+    n = len(run.samples)
+    return [index * n // min(GUIDES, n) for index in range(min(GUIDES, n))]
+
+
+def _remark(remarks: list[str], entry: Entry, run: _Run) -> bool:
+    """Note what is other than the suite says, and tell whether the entry can run at all."""
+
+    def say(text: str) -> None:
+        if text not in remarks:
+            remarks.append(text)
+
+    norm = run.balls[0].norm
+    if norm not in entry.norms:
+        say(f"{entry.name} was left out: it does not work in {norm}.")
+        return False
+    if "source" in entry.needs and run.source is None:
+        say(f"{entry.name} was left out: it needs a source model.")
+        return False
+    if "guides" in entry.needs and len(set(run.samples.labels[_guide_positions(run)].tolist())) < 2:
+        say(f"{entry.name} was left out: it needs images of two classes at least.")
+        return False
+    targets = entry.options.get("targets")
+    if isinstance(targets, int) and run.classes - 1 < targets:
+        say(f"{entry.name}: {run.classes - 1} targets instead of {targets}, since there are {run.classes} classes.")
+    if run.classes < 4 and (entry.options.get("loss") == "dlr" or entry.attack == "apgd_targeted"):
+        say(f"{entry.name}: the margin takes the place of DLR, which needs at least 4 classes.")
+    if entry.limit is not None and entry.limit < len(run.samples):
+        say(f"{entry.name}: the first {entry.limit} of {len(run.samples)} samples only, because it is expensive.")
+    return True
+
+
+def _averaged(model: nn.Module, eot: int) -> nn.Module:
+    if eot == 1:
+        return model
+    attacks = importlib.import_module("hardsphere.attacks")
+    return attacks.expectation(model, eot)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments and files
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _balls(ball: Ball | Sequence[Ball] | None, suite: Suite) -> tuple[Ball, ...]:
+    if ball is None:
+        if suite.eps is None:
+            raise HardsphereError(f"The suite '{suite.name}' needs a ball, such as Ball('linf', 8 / 255).")
+        ball = Ball("linf", suite.eps)
+    balls = (ball,) if isinstance(ball, Ball) else tuple(ball)
+    if not balls or not all(isinstance(one, Ball) for one in balls):
+        raise HardsphereError("The threat model must be a Ball or several, such as Ball('linf', 8 / 255).")
+    if len({one.norm for one in balls}) > 1:
+        raise HardsphereError(f"The balls have different norms ({', '.join(map(str, balls))}): evaluate one at a time.")
+    if len(set(balls)) < len(balls):
+        raise HardsphereError(f"A radius is given twice ({', '.join(map(str, balls))}).")
+    return tuple(sorted(balls, key=lambda one: one.eps))
+
+
+def _check_arguments(batch: int, eot: int, shard: tuple[int, int] | None) -> None:
+    if batch < 1:
+        raise HardsphereError(f"The batch is {batch}, but must hold at least one image.")
+    if eot < 1:
+        raise HardsphereError(f"eot is {eot}, but at least one draw is needed.")
+    if shard is not None and not 0 <= shard[0] < shard[1]:
+        raise HardsphereError(f"The shard is {shard}, but must be (index, count) with 0 <= index < count.")
+
+
+class _ledger:
+    """The ledger of an output directory; closed if the evaluation fails, left open for queries if it succeeds."""
+
+    def __init__(self, out: Path | str | None) -> None:
+        self.directory = None if out is None else Path(out)
+
+    def __enter__(self) -> tuple[Ledger, Path | None]:
+        if self.directory is None:
+            self.ledger = Ledger()
+        else:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as reason:
+                raise HardsphereError(f"The output directory {self.directory} cannot be made ({reason}).") from None
+            self.ledger = Ledger(self.directory / "ledger.db")
+        return self.ledger, self.directory
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.ledger.close()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is there as a whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _ids_digest(samples: Samples) -> str:
+    return hashlib.sha256(samples.ids.contiguous().numpy().data).hexdigest()[:16]
+
+
+def _chunks(positions: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(positions), size):
+        yield positions[start : start + size]

@@ -1,0 +1,72 @@
+"""A training step as one CUDA graph: recorded once, then replayed with a single launch.
+
+A step of adversarial training is thousands of small kernels; launching them one by one leaves a fast GPU waiting for
+the host. The first steps run ordinarily, as real training steps, which also compiles the network and fills every
+buffer; then one step is recorded, which executes nothing, and from there on each batch is copied in and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardsphere.data import Batch
+
+# Steps before the recording: lazy initialisation and the compiler need more than one.
+_WARM_STEPS = 3
+
+Body = Callable[[Batch, Tensor, bool], None]
+
+
+@dataclass
+class _Graph:
+    """A recorded step with the tensors it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+    epoch: Tensor
+
+    def replay(self, batch: Batch, epoch: int) -> None:
+        self.batch.x.copy_(batch.x, non_blocking=True)
+        self.batch.y.copy_(batch.y, non_blocking=True)
+        self.batch.ids.copy_(batch.ids, non_blocking=True)
+        self.epoch.fill_(epoch)
+        self.graph.replay()
+
+
+class Captured:
+    """Runs a step's body, from its fourth call on as a graph; a body that depends on a flag has a graph for each."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.warm: dict[bool, int] = {}
+        self.graphs: dict[bool, _Graph] = {}
+
+    def __call__(self, batch: Batch, epoch: int, flag: bool) -> None:
+        if flag in self.graphs:
+            self.graphs[flag].replay(batch, epoch)
+        elif self.warm.get(flag, 0) < _WARM_STEPS:
+            self.warm[flag] = self.warm.get(flag, 0) + 1
+            self._run_aside(batch, epoch, flag)
+        else:
+            self.graphs[flag] = self._record(batch, flag)
+            self.graphs[flag].replay(batch, epoch)
+
+    def _run_aside(self, batch: Batch, epoch: int, flag: bool) -> None:
+        """Run on a side stream, as the recording will, so that what is set up lazily is set up there."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.body(batch, torch.tensor(epoch, device=batch.x.device), flag)
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _record(self, batch: Batch, flag: bool) -> _Graph:
+        static = Batch(batch.x.clone(), batch.y.clone(), batch.ids.clone())
+        epoch = torch.zeros((), dtype=torch.int64, device=batch.x.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.body(static, epoch, flag)
+        return _Graph(graph, static, epoch)

@@ -1,0 +1,25 @@
+"""Gradient attacks on a CUDA device: the same outcomes as on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from gradient_table import Entry, cases, name
+from linear import linear_case
+
+from hardsphere.noise import Noise
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(("entry", "norm"), cases(), ids=name)
+def test_same_outcomes_as_on_the_cpu(entry: Entry, norm: str) -> None:
+    case = linear_case(10, norm, count=12)
+    here = entry.attack(case.model, case.x, case.y, case.ball, noise=case.noise())
+    noise = Noise(0, torch.arange(12, device="cuda"))
+    there = entry.attack(copy.deepcopy(case.model).cuda(), case.x.cuda(), case.y.cuda(), case.ball, noise=noise)
+    assert there.x_adv.is_cuda
+    assert there.stop == here.stop
+    assert torch.allclose(there.x_adv.cpu(), here.x_adv, atol=1e-4)
