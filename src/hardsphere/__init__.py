@@ -9,11 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hardsphere.corruptions import corrupt as corrupt
     from hardsphere.errors import HardsphereError as HardsphereError
+    from hardsphere.evaluate import evaluate as evaluate
+    from hardsphere.evaluate.audit import audit as audit
+    from hardsphere.predict import predict as predict
+    from hardsphere.recipes import recipe as recipe
     from hardsphere.sphere import SphereHead as SphereHead
     from hardsphere.sphere import attach as attach
     from hardsphere.sphere import paper_view as paper_view
     from hardsphere.threat import Ball as Ball
+    from hardsphere.train import load as load
+    from hardsphere.train import train as train
 
 __version__ = "0.1.0"
 
@@ -22,10 +29,17 @@ _HOME = {
     "HardsphereError": "hardsphere.errors",
     "SphereHead": "hardsphere.sphere",
     "attach": "hardsphere.sphere",
+    "audit": "hardsphere.evaluate.audit",
+    "corrupt": "hardsphere.corruptions",
+    "evaluate": "hardsphere.evaluate",
+    "load": "hardsphere.train",
     "paper_view": "hardsphere.sphere",
+    "predict": "hardsphere.predict",
+    "recipe": "hardsphere.recipes",
+    "train": "hardsphere.train",
 }
 
-__all__ = ["Ball", "HardsphereError", "SphereHead", "attach", "paper_view"]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +49,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_HOME, "__version__"]

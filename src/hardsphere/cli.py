@@ -113,6 +113,126 @@ def predict(
         typer.echo(f"{file}: " + ", ".join(f"{name} {probability:.1%}" for name, probability in ranking))
 
 
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="a run directory, a checkpoint, package.module:callable, timm:NAME, torchvision:NAME, or a file of weights"
+    ),
+]
+Images = Annotated[
+    str | None,
+    typer.Option("--data", help="digits, cifar10:DIR, cifar100:DIR, folder:DIR or FILE.npz; the run's own by default."),
+]
+Norm = Annotated[str | None, typer.Option(help="linf, l2 or l1; the run's own by default.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
+Weights = Annotated[Path | None, typer.Option(help="A file of weights for the network; no pickle is executed.")]
+Network = Annotated[str | None, typer.Option("--model", help="The network that a file of weights belongs to.")]
+Seed = Annotated[int, typer.Option(help="Of all randomness in the attacks.")]
+
+
+@app.command()
+def evaluate(
+    target: Target,
+    suite: Annotated[str, typer.Option(help="quick, paper, standard, blackbox or full.")] = "standard",
+    data: Images = None,
+    eps: Annotated[
+        str | None, typer.Option(help="Radius, or several for a curve: 2/255,4/255; the run's own by default.")
+    ] = None,
+    norm: Norm = None,
+    limit: Limit = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for ledger.db and card.json.")] = None,
+    weights: Weights = None,
+    model: Network = None,
+    seed: Seed = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Images at once; halved by itself when memory runs out.")] = 256,
+    eot: Annotated[int, typer.Option(min=1, help="Average over N draws of a randomised model.")] = 1,
+    source: Annotated[str | None, typer.Option(help="Another target, for suites with a transfer attack.")] = None,
+    save_images: Annotated[bool, typer.Option("--save-images", help="Keep the images that broke the model.")] = False,
+    device: Device = None,
+) -> None:
+    """Measure how robust a classifier is. The same command goes on after an interruption."""
+    from hardsphere.evaluate import evaluate as run
+    from hardsphere.evaluate.targets import default_directory, resolve
+    from hardsphere.progress import evaluation_progress
+    from hardsphere.report.card import show_card
+    from hardsphere.runtime import pick_device
+
+    chosen = pick_device(device)
+    job = resolve(target, suite=suite, data=data, eps=eps, norm=norm, weights=weights, network=model)
+    other = resolve(source, suite=suite, data=data, eps=eps, norm=norm).model if source else None
+    folder = out or default_directory(target, suite)
+    with evaluation_progress() as watch:
+        evaluation = run(
+            job.model,
+            job.source,
+            ball=job.balls,
+            suite=suite,
+            seed=seed,
+            class_names=job.class_names,
+            limit=limit,
+            batch=batch,
+            out=folder,
+            progress=watch,
+            eot=eot,
+            save_images=save_images,
+            source=other,
+            device=chosen,
+            about={**job.about, "command": _command()},
+        )
+    show_card(evaluation.card)
+    typer.echo(f"Written: {folder / 'card.json'}, {folder / 'ledger.db'}")
+
+
+@app.command()
+def audit(
+    target: Target,
+    data: Images = None,
+    eps: Annotated[str | None, typer.Option(help="Radius; the run's own by default.")] = None,
+    norm: Norm = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most the first N test images.")] = 200,
+    out: Annotated[Path | None, typer.Option(help="Write the findings as JSON into this file.")] = None,
+    weights: Weights = None,
+    model: Network = None,
+    source: Annotated[str | None, typer.Option(help="Another target to transfer attacks from.")] = None,
+    seed: Seed = 0,
+    device: Device = None,
+) -> None:
+    """Look for signs that a robustness number cannot be trusted: masked gradients, a flattering scale, and more."""
+    import json
+
+    from rich.console import Console
+
+    from hardsphere.evaluate.audit import audit as run
+    from hardsphere.evaluate.targets import first_images, resolve
+    from hardsphere.report.audit import render_audit
+    from hardsphere.runtime import pick_device
+
+    chosen = pick_device(device)
+    job = resolve(target, data=data, eps=eps, norm=norm, weights=weights, network=model)
+    other = resolve(source, data=data, eps=eps, norm=norm).model.to(chosen) if source else None
+    x, y, ids = first_images(job.source, limit, chosen)
+    found = run(
+        job.model.to(chosen),
+        x,
+        y,
+        job.balls[-1],
+        ids=ids,
+        seed=seed,
+        selection=job.about.get("selection"),
+        surrogate=other,
+    )
+    Console().print(render_audit(found))
+    if out is not None:
+        out.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+
+
+def _command() -> str:
+    """The command line as it was typed, for the card."""
+    import shlex
+
+    return shlex.join(["hardsphere", *sys.argv[1:]])
+
+
 @data_app.command("cifar10")
 def data_cifar10(out: Annotated[Path, typer.Option(help="Folder to put it into.")]) -> None:
     """Fetch CIFAR-10, check it against the official digests, and lay it out as the official binary files."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardsphere.callable import make_callable
 from hardsphere.errors import HardsphereError
 from hardsphere.runtime import pick_device
 from hardsphere.train import load
@@ -46,3 +47,6 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
         image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).view(height, width, channels)
     return pixels.permute(2, 0, 1).float() / 255
+
+
+make_callable(__name__)  # `hardsphere.predict(...)`

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
+from hardsphere.evaluate import Progress
 from hardsphere.train.loop import Reporter
 
 
@@ -20,7 +22,7 @@ def reporter() -> Iterator[Reporter]:
     if not sys.stderr.isatty():
         yield PlainReporter()
         return
-    with Progress(
+    with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -66,7 +68,7 @@ class PlainReporter:
 class LiveReporter:
     """A progress bar, with each epoch's line above it."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Bar) -> None:
         self._progress = progress
         self._task: TaskID | None = None
         self._started, self._first = time.monotonic(), 0
@@ -87,6 +89,50 @@ class LiveReporter:
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
+
+
+@contextmanager
+def evaluation_progress() -> Iterator[Callable[[Progress], None]]:
+    """Watch an evaluation: the attack at work, the bound on robust accuracy so far, and the time left."""
+    if not sys.stderr.isatty():
+        yield PlainEvaluation()
+        return
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("evaluating", total=None, left="")
+
+        def update(state: Progress) -> None:
+            left = "" if state.left is None else f"{_duration(state.left)} left"
+            bar.update(task, description=_attack_line(state), completed=state.done, total=state.total, left=left)
+
+        yield update
+
+
+class PlainEvaluation:
+    """A line when an attack begins and when it ends, and one every half minute in between."""
+
+    def __init__(self) -> None:
+        self._attack: tuple[str, str] | None = None
+        self._said = 0.0
+
+    def __call__(self, state: Progress) -> None:
+        attack, now = (state.attack, str(state.ball)), time.monotonic()
+        if attack == self._attack and state.done < state.total and now - self._said < 30:
+            return
+        self._attack, self._said = attack, now
+        left = "" if state.left is None else f", {_duration(state.left)} left"
+        print(f"{_attack_line(state)}: {state.done}/{state.total}{left}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _attack_line(state: Progress) -> str:
+    where = "" if state.ball is None else f" in {state.ball}"
+    return f"{state.attack}{where}, at most {state.upper_bound:.1%} robust"
 
 
 def _duration(seconds: float) -> str:

@@ -50,7 +50,7 @@ ENTRIES = [
     Entry("spsa", spsa, "l2", {"steps": 24, "pairs": 32}, {"queries": 150, "pairs": 32}),
     Entry("zoo", zoo, "linf", {"queries": 400, "coordinates": 10}, {"queries": 150, "coordinates": 10}),
     Entry("square", square, "linf", {"queries": 500}, {"queries": 60}),
-    Entry("square", square, "l2", {"queries": 1500}, {"queries": 60}),
+    Entry("square", square, "l2", {"queries": 1000}, {"queries": 60}),
     Entry("rays", rays, "linf", {"queries": 800}, {"queries": 60}),
 ]
 every_attack = pytest.mark.parametrize("entry", ENTRIES, ids=str)

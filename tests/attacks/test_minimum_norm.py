@@ -396,3 +396,21 @@ def test_deepfool_agrees_with_foolbox(norm: str) -> None:
     ratio = found.distance / Ball(norm, 10.0).distance(x, images)
     assert 0.97 < float(ratio.median()) < 1.005
     assert float(ratio.max()) < 1.05
+
+
+@pytest.mark.check
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.012), ("l2", 0.1)])
+def test_targeted_fab_agrees_with_autoattack(norm: str, eps: float) -> None:
+    """On a network: the same survivors, up to two of 128."""
+    pyautoattack = pytest.importorskip("pyautoattack")
+    model, x, y = trained()
+    other = pyautoattack.AutoAttack(
+        model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, version="custom", attacks=["fab-t"], seed=0
+    )
+    other.fab.n_iter, other.fab.n_restarts, other.fab.n_target_classes = 50, 1, 9
+    images, _ = other.run_standard_evaluation(x, y, batch_size=len(x))
+    theirs = model(images).argmax(1) == y
+    ours = ~broken(fab_targeted(model, x, y, Ball(norm, eps), noise=Noise(0, torch.arange(len(x))), steps=50))
+    assert 25 < int(theirs.sum()) < 103
+    assert int((ours != theirs).sum()) <= 2

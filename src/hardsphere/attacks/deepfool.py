@@ -53,7 +53,7 @@ def deepfool(
     ball.require("DeepFool", "linf", "l2")
     check_settings(steps=steps, candidates=candidates)
     found, crossed = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    stuck = torch.zeros_like(crossed)
+    stuck = torch.ones_like(crossed)
     alive = torch.arange(len(x), device=x.device)
     total = torch.zeros_like(x)  # the perturbation without its overshoot
     with attacking(model):
@@ -61,12 +61,13 @@ def deepfool(
         for _ in range(steps):
             rivals = winning(y[alive]) if targeted else losing_to(y[alive], others[alive])
             logits, gap, normal = nearest_boundary(model, found[alive], ball, rivals)
-            won, lost = succeeded(logits, y[alive], targeted), ~has_direction(normal)
-            crossed[alive[won]], stuck[alive[~won & lost]] = True, True
-            go = ~won & ~lost
+            won = succeeded(logits, y[alive], targeted)
+            crossed[alive[won]] = True
+            go = ~won & has_direction(normal)
             alive, gap, normal = alive[go], gap[go], normal[go]
             if len(alive) == 0:
                 break
+            stuck[alive] = False
             total[alive] = ball.step(total[alive], normal, gap.abs() / ball.dual(normal))
             found[alive] = (x[alive] + (1 + overshoot) * total[alive]).clamp(0, 1)
         if len(alive):

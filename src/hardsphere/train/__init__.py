@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hardsphere.callable import make_callable
 from hardsphere.config import Config
 from hardsphere.data import load as load_data
 from hardsphere.runtime import pick_device
@@ -69,3 +70,6 @@ def train(
     finally:
         run.close()
     return Trained(path, position, trainer.was_finished)
+
+
+make_callable(__name__)  # `hardsphere.train(...)`
