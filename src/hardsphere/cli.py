@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+bench_app = typer.Typer(help="Measure how fast things are on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default a GPU if there is one.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as attack.eps=8/255")]
@@ -239,6 +241,32 @@ def data_cifar10(out: Annotated[Path, typer.Option(help="Folder to put it into."
     from hardsphere.data import fetch_cifar10
 
     fetch_cifar10(out, progress=typer.echo)
+
+
+@bench_app.command("train")
+def bench_train(
+    recipe: Annotated[str, typer.Argument(help="the recipe whose step is measured")] = "cifar10/pgd-he",
+    model: Annotated[str | None, typer.Option(help="The network; the recipe's own by default.")] = None,
+    batch: Annotated[int, typer.Option(min=2, help="Images per step.")] = 128,
+    steps: Annotated[int, typer.Option(min=1, help="Steps per round; there are five rounds.")] = 50,
+    attack_steps: Annotated[int, typer.Option(min=0, help="K, the steps of the inner attack.")] = 10,
+    heads: Annotated[bool, typer.Option(help="Also measure what HE and m-HE cost over the plain head.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON into this file.")] = None,
+    device: Device = None,
+) -> None:
+    """Measure a whole training step: data, augmentation, attack, update and weight average."""
+    import json
+
+    from hardsphere.bench import bench_training
+    from hardsphere.runtime import pick_device
+
+    overrides = {"batch": batch, "attack.steps": attack_steps} | ({"model": model} if model else {})
+    measured = bench_training(recipe, overrides, steps=steps, device=pick_device(device), heads=heads)
+    result = measured.to_dict() | {"command": _command()}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=2) + "\n")
+    typer.echo(json.dumps({key: value for key, value in result.items() if key != "environment"}, indent=2))
 
 
 @app.command()

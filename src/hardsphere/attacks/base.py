@@ -70,14 +70,16 @@ def succeeded(logits: Tensor, y: Tensor, targeted: bool = False) -> Tensor:
 
 
 @contextmanager
-def attacking(model: nn.Module) -> Iterator[None]:
+def attacking(model: nn.Module, mode: str = "eval") -> Iterator[None]:
     """Run an attack without a trace: eval mode, frozen parameters, and everything put back afterwards.
 
-    Frozen parameters also make each pass a third cheaper, since only the input's gradient is computed.
+    Frozen parameters also make each pass a third cheaper, since only the input's gradient is computed. Adversarial
+    training may ask for ``mode="train"``: the attack then sees BatchNorm as it is, and does move its statistics.
     """
     modes = {module: module.training for module in model.modules()}
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    model.eval()
+    if mode == "eval":
+        model.eval()
     for parameter in wanted:
         parameter.requires_grad_(False)
     try:

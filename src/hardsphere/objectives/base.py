@@ -7,14 +7,14 @@ framework is one more file in this folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from hardsphere.attacks.base import attacking
 from hardsphere.attacks.pgd import ascend
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
@@ -88,7 +88,7 @@ class Learner:
     def maximise(self, loss: Callable[[Tensor], Tensor], x: Tensor, noise: Noise) -> Tensor:
         """x* = argmax of the loss of the adversary's logits over the ball (eq. 3), by projected gradient steps."""
         adversary = self.adversary
-        with under_attack(self.model, adversary.bn):
+        with attacking(self.model, adversary.bn):
             return ascend(
                 lambda x_adv: loss(adversary.logits(self.model, self.head, x_adv)),
                 x,
@@ -97,24 +97,6 @@ class Learner:
                 adversary.steps,
                 adversary.step_size,
             )
-
-
-@contextmanager
-def under_attack(model: nn.Module, bn: str) -> Iterator[None]:
-    """The model during the inner maximisation: BatchNorm in the given mode, no gradients for parameters."""
-    modes = {module: module.training for module in model.modules()}
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if bn == "eval":
-        model.eval()
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for parameter in wanted:
-            parameter.requires_grad_(True)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hardsphere.attacks.base import attacking
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
-from hardsphere.objectives.base import Learner, Losses, Objective, hits, under_attack
+from hardsphere.objectives.base import Learner, Losses, Objective, hits
 from hardsphere.sphere import at_least_float32
 
 
@@ -32,7 +33,7 @@ class Trades(Objective):
 
     def craft(self, learner: Learner, batch: Batch, noise: Noise) -> Tensor:
         adversary = learner.adversary
-        with torch.no_grad(), under_attack(learner.model, adversary.bn):
+        with torch.no_grad(), attacking(learner.model, adversary.bn):
             target = adversary.logits(learner.model, learner.head, batch.x).log_softmax(dim=1)
         return learner.maximise(lambda logits: divergence(logits.log_softmax(dim=1), target), batch.x, noise)
 
