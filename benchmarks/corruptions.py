@@ -306,7 +306,7 @@ def sheet(photo: Path, out: Path, side: int = 112) -> None:
     x, y = block, (half - 1) * (tile + label)
     draw.text((x + 2, y + 3), "the photograph", fill="black")
     page.paste(image.resize((side, side), Image.Resampling.LANCZOS), (x, y + label))
-    page.save(out, quality=82, optimize=True)
+    page.save(out, quality=75, optimize=True)
     print(f"wrote {out}: {page.width} x {page.height}, {out.stat().st_size // 1024} KB, frost: {source.origin}")
 
 

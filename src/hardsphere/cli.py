@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+corrupt_app = typer.Typer(help="Make corrupted sets in the official layouts.", no_args_is_help=True)
+app.add_typer(corrupt_app, name="corrupt")
 bench_app = typer.Typer(help="Measure how fast things are on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
@@ -130,12 +132,13 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test im
 Weights = Annotated[Path | None, typer.Option(help="A file of weights for the network; no pickle is executed.")]
 Network = Annotated[str | None, typer.Option("--model", help="The network that a file of weights belongs to.")]
 Seed = Annotated[int, typer.Option(help="Of all randomness in the attacks.")]
+Frost = Annotated[Path | None, typer.Option(help="Folder with the photographs frost1 to frost5.")]
 
 
 @app.command()
 def evaluate(
     target: Target,
-    suite: Annotated[str, typer.Option(help="quick, paper, standard, blackbox or full.")] = "standard",
+    suite: Annotated[str, typer.Option(help="quick, paper, standard, blackbox, full, or corruptions.")] = "standard",
     data: Images = None,
     eps: Annotated[
         str | None, typer.Option(help="Radius, or several for a curve: 2/255,4/255; the run's own by default.")
@@ -150,9 +153,21 @@ def evaluate(
     eot: Annotated[int, typer.Option(min=1, help="Average over N draws of a randomised model.")] = 1,
     source: Annotated[str | None, typer.Option(help="Another target, for suites with a transfer attack.")] = None,
     save_images: Annotated[bool, typer.Option("--save-images", help="Keep the images that broke the model.")] = False,
+    corruptions: Annotated[
+        Path | None, typer.Option(help="A corrupted set, official or generated; by default it is made on the fly.")
+    ] = None,
+    frost: Frost = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="For the mean corruption error: alexnet, or another model's card.json.")
+    ] = None,
     device: Device = None,
 ) -> None:
     """Measure how robust a classifier is. The same command goes on after an interruption."""
+    if suite == "corruptions":
+        _evaluate_corruptions(
+            target, data, limit, out, weights, model, seed, batch, corruptions, frost, baseline, device
+        )
+        return
     from hardsphere.evaluate import evaluate as run
     from hardsphere.evaluate.targets import default_directory, resolve
     from hardsphere.progress import evaluation_progress
@@ -179,6 +194,49 @@ def evaluate(
             save_images=save_images,
             source=other,
             device=chosen,
+            about={**job.about, "command": _command()},
+        )
+    show_card(evaluation.card)
+    typer.echo(f"Written: {folder / 'card.json'}, {folder / 'ledger.db'}")
+
+
+def _evaluate_corruptions(
+    target: str,
+    data: str | None,
+    limit: int | None,
+    out: Path | None,
+    weights: Path | None,
+    model: str | None,
+    seed: int,
+    batch: int,
+    corruptions: Path | None,
+    frost: Path | None,
+    baseline: str | None,
+    device: str | None,
+) -> None:
+    from hardsphere.evaluate.common import baseline_named, evaluate_corruptions
+    from hardsphere.evaluate.targets import default_directory, resolve
+    from hardsphere.progress import evaluation_progress
+    from hardsphere.report.card import show_card
+    from hardsphere.runtime import pick_device
+
+    chosen = pick_device(device)
+    # Corruptions know no ball, so a foreign model need not name one.
+    job = resolve(target, suite="paper", data=data, weights=weights, network=model)
+    folder = out or default_directory(target, "corruptions")
+    with evaluation_progress() as watch:
+        evaluation = evaluate_corruptions(
+            job.model,
+            job.source,
+            corruptions,
+            seed=seed,
+            frost=frost,
+            baseline=baseline_named(baseline) if baseline else None,
+            limit=limit,
+            batch=batch,
+            out=folder,
+            device=chosen,
+            progress=watch,
             about={**job.about, "command": _command()},
         )
     show_card(evaluation.card)
@@ -241,6 +299,64 @@ def data_cifar10(out: Annotated[Path, typer.Option(help="Folder to put it into."
     from hardsphere.data import fetch_cifar10
 
     fetch_cifar10(out, progress=typer.echo)
+
+
+@corrupt_app.command("cifar10")
+def corrupt_cifar10(
+    data: Annotated[Path, typer.Option(help="Where CIFAR-10 lies.")],
+    out: Annotated[Path, typer.Option(help="Folder for the set, in the layout of CIFAR-10-C.")],
+    seed: Annotated[int, typer.Option(help="Of all randomness in the corruptions.")] = 0,
+    extra: Annotated[bool, typer.Option("--extra", help="Also the four extra corruptions.")] = False,
+    frost: Frost = None,
+    device: Device = None,
+) -> None:
+    """Write CIFAR-10-C of the test images: <name>.npy in five severity blocks, and labels.npy."""
+    from hardsphere.corruptions import ALL, CORRUPTIONS, frost_source, write_cifar
+    from hardsphere.data import load
+    from hardsphere.data.sources import Images
+    from hardsphere.progress import corruption_progress
+    from hardsphere.runtime import pick_device
+
+    test = load("cifar10", data).test
+    assert isinstance(test, Images)
+    names, source = (ALL if extra else CORRUPTIONS), frost_source(frost)
+    typer.echo(f"Frost: {source.origin}")
+    with corruption_progress(len(names), len(test)) as watch:
+        manifest = write_cifar(
+            test.pixels,
+            test.labels,
+            out,
+            seed=seed,
+            names=names,
+            frost=source,
+            device=pick_device(device),
+            progress=watch,
+        )
+    typer.echo(f"Written: {manifest.parent}")
+
+
+@corrupt_app.command("folder")
+def corrupt_folder(
+    data: Annotated[Path, typer.Option(help="Folder with one folder of images per class.")],
+    out: Annotated[Path, typer.Option(help="Folder for the set, in the layout of ImageNet-C.")],
+    seed: Annotated[int, typer.Option(help="Of all randomness in the corruptions.")] = 0,
+    extra: Annotated[bool, typer.Option("--extra", help="Also the four extra corruptions.")] = False,
+    frost: Frost = None,
+    device: Device = None,
+) -> None:
+    """Write the 224-pixel version of a folder: <corruption>/<severity>/<class>/<image>.JPEG."""
+    from hardsphere.corruptions import ALL, CORRUPTIONS, frost_source, write_folder
+    from hardsphere.corruptions.sets import folder_images
+    from hardsphere.progress import corruption_progress
+    from hardsphere.runtime import pick_device
+
+    names, source = (ALL if extra else CORRUPTIONS), frost_source(frost)
+    typer.echo(f"Frost: {source.origin}")
+    with corruption_progress(len(names), len(folder_images(data))) as watch:
+        manifest = write_folder(
+            data, out, seed=seed, names=names, frost=source, device=pick_device(device), progress=watch
+        )
+    typer.echo(f"Written: {manifest.parent}")
 
 
 @bench_app.command("train")

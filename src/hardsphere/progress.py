@@ -114,6 +114,27 @@ def evaluation_progress() -> Iterator[Callable[[Progress], None]]:
         yield update
 
 
+@contextmanager
+def corruption_progress(names: int, images: int) -> Iterator[Callable[[str, int, int], None]]:
+    """Watch a corrupted set being made."""
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task("corrupting", total=names * 5 * images)
+        finished: dict[tuple[str, int], int] = {}
+
+        def update(name: str, severity: int, done: int) -> None:
+            finished[name, severity] = done
+            bar.update(task, description=f"{name} {severity}", completed=sum(finished.values()))
+
+        yield update
+
+
 class PlainEvaluation:
     """A line when an attack begins and when it ends, and one every half minute in between."""
 
@@ -132,7 +153,8 @@ class PlainEvaluation:
 
 def _attack_line(state: Progress) -> str:
     where = "" if state.ball is None else f" in {state.ball}"
-    return f"{state.attack}{where}, at most {state.upper_bound:.1%} robust"
+    bound = "" if state.upper_bound is None else f", at most {state.upper_bound:.1%} robust"
+    return f"{state.attack}{where}{bound}"
 
 
 def _duration(seconds: float) -> str:

@@ -102,6 +102,7 @@ def variants():
     yield "suite", base, {"suite": [WEAK, STRONG]}
     yield "settings", base, {"suite": [Entry("weak", "pgd", {"steps": 4})]}
     yield "model", base, {"model": Linear(seed=5)}
+    yield "source", base, {"source": Linear(seed=5)}
     yield "images", base, {"x": x.flip(0)}
     yield "labels", base, {"y": 1 - y}
     yield "ids", base, {"ids": torch.arange(10) + 1}
@@ -157,6 +158,15 @@ def test_merged_shards_are_the_rows_of_one_process(tmp_path):
     for ball in balls:
         assert merged.robust_accuracy(ball.eps) == whole.ledger.robust_accuracy(ball.eps)
         assert merged.attacks(ball.eps) == whole.ledger.attacks(ball.eps)
+    # The merged ledger is that of the whole evaluation: the same call in its directory finds nothing left to do.
+    merged.close()
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "merged.db").rename(tmp_path / "whole" / "ledger.db")
+    told = []
+    again = evaluate(model, x, y, balls, suite=suite, out=tmp_path / "whole", progress=told.append)
+    assert again.ledger.rows() == together
+    assert again.card["results"][-1]["robust"] == whole.card["results"][-1]["robust"]
+    assert again.card["shard"] is None
 
 
 def test_shards_that_do_not_belong_together_or_are_missing_are_refused(tmp_path):

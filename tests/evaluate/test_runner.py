@@ -385,6 +385,37 @@ def test_a_model_that_answers_nan_inside_the_ball_is_broken_there():
     assert evaluate(fragile, x, y, Ball("linf", 1e-5), suite=[nudge]).robust_accuracy == 0.0
 
 
+# -- data sources ---------------------------------------------------------------------------------------------------
+
+
+def test_images_on_disk_are_read_as_they_are_needed(tmp_path):
+    from PIL import Image
+
+    from hardsphere.data import ImageFiles, eval_batches
+
+    model = Linear(shape=(3, 4, 4), classes=3)
+    pixels = (images(12, (3, 4, 4)) * 255).round().to(torch.uint8)
+    for index, one in enumerate(pixels):
+        Image.fromarray(one.permute(1, 2, 0).numpy()).save(tmp_path / f"{index}.png")
+    names = tuple(f"{index}.png" for index in range(12))
+    blank = ImageFiles(
+        tmp_path, names, torch.zeros(12, dtype=torch.int64), torch.arange(12) + 50, ("a", "b", "c"), size=4
+    )
+    (batch,) = eval_batches(blank, 12)
+    x, y = batch.x, model(batch.x).argmax(dim=1)
+    source = replace(blank, labels=y)
+    ball = radius_at(model, x, y, 0.4)
+    lazy = evaluate(model, source, ball=ball, suite="quick", batch=5, limit=10)
+    eager = evaluate(model, x[:10], y[:10], ball, suite="quick", batch=5, ids=torch.arange(10) + 50)
+    assert outcomes(lazy) == outcomes(eager)
+    assert lazy.card["data"]["class_names"] == ["a", "b", "c"]
+    assert lazy.card["data"]["ids"] == "50-59"
+    with pytest.raises(HardsphereError, match="brings its own labels"):
+        evaluate(model, source, y, ball)
+    with pytest.raises(HardsphereError, match="must be a float tensor or a data source"):
+        evaluate(model, [1, 2, 3], ball=ball)
+
+
 # -- what the card says ---------------------------------------------------------------------------------------------
 
 

@@ -85,8 +85,8 @@ def attacking(model: nn.Module, mode: str = "eval") -> Iterator[None]:
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for module, training in modes.items():
+            module.training = training
         for parameter, flag in wanted.items():
             parameter.requires_grad_(flag)
 

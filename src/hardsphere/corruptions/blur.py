@@ -57,7 +57,7 @@ def defocus_blur(images: Tensor, setting: Setting, noise: Noise) -> Tensor:
 def _disk_terms(radius: float, rim: float, height: int, width: int) -> tuple[list[Tensor], list[Tensor]]:
     """The disk as a sum of few products of a vertical and a horizontal filter, by its singular values."""
     left, values, right = torch.linalg.svd(disk(radius, rim))
-    used = [term for term in range(len(values)) if values[term] > 1e-9]
+    used = [term for term in range(len(values)) if values[term] > 1e-14]
     rows = [filter_matrix(left[:, term] * values[term], height, mirror) for term in used]
     cols = [filter_matrix(right[term], width, mirror) for term in used]
     return rows, cols
@@ -77,7 +77,7 @@ def disk(radius: float, rim: float) -> Tensor:
     weights = torch.exp(-0.5 * (torch.arange(-tap, tap + 1, dtype=torch.float64) / rim) ** 2)
     rows = filter_matrix(weights / weights.sum(), len(grid), mirror)
     kernel = separable(inside / inside.sum(), rows, rows)
-    return torch.where(kernel > 1e-12, kernel, 0)
+    return torch.where(kernel > 1e-15, kernel, 0)
 
 
 def glass_blur(images: Tensor, setting: Setting, noise: Noise) -> Tensor:

@@ -132,4 +132,4 @@ def jpeg_compression(images: Tensor, setting: Setting, noise: Noise) -> Tensor:
 def _through_jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=quality)
-    return np.asarray(Image.open(file))
+    return np.asarray(Image.open(file, formats=("JPEG",)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardsphere.corruptions.constants import Setting
-from hardsphere.corruptions.pixels import from_unit
+from hardsphere.corruptions.pixels import as_unit, from_unit
 from hardsphere.noise import Noise
 
 # A pixel of shot noise is drawn with 32 random bits; the first 12 of them alone decide all but a few per cent of the
@@ -21,13 +21,13 @@ _UNDECIDED = -1
 def gaussian_noise(images: Tensor, setting: Setting, noise: Noise) -> Tensor:
     """x + N(0, sigma)."""
     (sigma,) = setting
-    return from_unit(images / 255 + sigma * noise.normal(*images.shape[1:]))
+    return from_unit(as_unit(images, torch.float32) + sigma * noise.normal(*images.shape[1:]))
 
 
 def speckle_noise(images: Tensor, setting: Setting, noise: Noise) -> Tensor:
     """x + x * N(0, sigma)."""
     (sigma,) = setting
-    x = images / 255
+    x = as_unit(images, torch.float32)
     return from_unit(x + x * (sigma * noise.normal(*images.shape[1:])))
 
 

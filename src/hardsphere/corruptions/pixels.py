@@ -7,13 +7,17 @@ from torch import Tensor
 
 # A sum of many products, such as a blur, comes out a few 1e-13 above or below the exact number, depending on the order
 # in which a device adds. Where the exact number is a whole grey level (any flat region), truncation would turn that
-# into a full level. The guard is far larger than the error and far smaller than anything visible.
-_GUARD = 1e-6
+# into a full level. The guard is far larger than the error and far smaller than the least weight of a kernel.
+_GUARD = 1e-10
 
 
-def as_unit(images: Tensor) -> Tensor:
-    """8-bit images as float64 in [0, 1]. Double precision, because the original truncates its double precision."""
-    return images.double() / 255
+def as_unit(images: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """8-bit images as numbers in [0, 1]. Double precision, because the original truncates its double precision.
+
+    The divisor is a tensor: by a plain number a GPU multiplies with the reciprocal, which rounds differently, and a
+    pixel that nothing was done to would lose a level.
+    """
+    return images.to(dtype) / torch.tensor(255, dtype=dtype, device=images.device)
 
 
 def from_unit(values: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ def snow(images: Tensor, setting: Setting, noise: Noise) -> Tensor:
     flakes = separable(flakes, zoom_matrix(height, zoom), zoom_matrix(width, zoom))
     flakes = from_sums(torch.where(flakes < threshold, 0, flakes))
     angle = -135 + 90 * noise.fold("angle").uniform()
-    layer = trail(flakes, radius, sigma, angle).float() / 255
-    x = images.float() / 255
+    layer = as_unit(trail(flakes, radius, sigma, angle), torch.float32)
+    x = as_unit(images, torch.float32)
     white = (grey(x) * 1.5 + 0.5).expand_as(x)
     return from_unit(torch.maximum(x, white) * (1 - kept) + x * kept + (layer + layer.flip(2, 3)))
 

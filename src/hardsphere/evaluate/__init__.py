@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Any
-
+from hardsphere.callable import make_callable
 from hardsphere.evaluate.images import PngCheck as PngCheck
 from hardsphere.evaluate.images import save_images as save_images
 from hardsphere.evaluate.images import verify_png as verify_png
@@ -25,12 +22,4 @@ from hardsphere.evaluate.suites import OfEps as OfEps
 from hardsphere.evaluate.suites import Suite as Suite
 from hardsphere.evaluate.suites import suite_named as suite_named
 
-
-class _CallablePackage(ModuleType):
-    """Python binds a subpackage's name in its parent, where people look for the function: so it can be called."""
-
-    def __call__(self, *args: Any, **options: Any) -> Evaluation:
-        return evaluate(*args, **options)
-
-
-sys.modules[__name__].__class__ = _CallablePackage
+make_callable(__name__)  # `hardsphere.evaluate(...)`

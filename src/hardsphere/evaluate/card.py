@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hardsphere.corruptions import CorruptionScores
 from hardsphere.evaluate.ledger import Ledger, Sample
 from hardsphere.evaluate.samples import Samples
 from hardsphere.evaluate.statistics import wilson
@@ -46,13 +47,7 @@ def make_card(
         "schema": SCHEMA,
         "target": about.pop("target", None),
         "model": {"digest": identity["model"], "classes": classes, "selection": about.pop("selection", None)},
-        "data": {
-            "name": about.pop("data", None),
-            "digest": identity["data"],
-            "n": len(known),
-            "ids": ranges(sample.sample for sample in known),
-            "class_names": list(names),
-        },
+        "data": _data(ledger, names, about),
         "protocol": suite.protocol,
         "suite": {
             "id": suite.id,
@@ -72,6 +67,59 @@ def make_card(
         "minutes": sum(row.seconds for row in ledger.rows()) / 60,
         "environment": environment(device),
         **({"about": about} if about else {}),
+    }
+
+
+def corruption_card(
+    ledger: Ledger,
+    suite: str,
+    scores: CorruptionScores,
+    corrupted: str,
+    samples: Samples,
+    device: torch.device,
+    about: dict[str, Any],
+) -> dict[str, Any]:
+    """The card of a finished evaluation under common corruptions.
+
+    Args:
+        corrupted: where the corrupted images came from, in words.
+        about: as for `make_card`.
+    """
+    known, identity = ledger.samples(), ledger.identity
+    return {
+        "schema": SCHEMA,
+        "target": about.pop("target", None),
+        "model": {"digest": identity["model"], "selection": about.pop("selection", None)},
+        "data": _data(ledger, samples.class_names, about),
+        "protocol": "corruptions",
+        "suite": {"id": suite, "hash": identity["suite_hash"]},
+        "seed": identity["seed"],
+        "clean": proportion(sum(sample.correct for sample in known), len(known)),
+        "corruptions": {
+            "from": corrupted,
+            "frost_stand_in": scores.frost_stand_in,
+            "mca": scores.mca,
+            "mca_without_frost": scores.mca_without_frost,
+            "mce": scores.mce,
+            "baseline": scores.baseline,
+            "per_corruption": scores.per_corruption,
+            "table": {f"{name}-{severity}": accuracy for (name, severity), accuracy in scores.table.items()},
+        },
+        "remarks": [scores.note] if scores.note else [],
+        "minutes": sum(row.seconds for row in ledger.rows()) / 60,
+        "environment": environment(device),
+        **({"about": about} if about else {}),
+    }
+
+
+def _data(ledger: Ledger, names: Sequence[str], about: dict[str, Any]) -> dict[str, Any]:
+    known = ledger.samples()
+    return {
+        "name": about.pop("data", None),
+        "digest": ledger.identity["data"],
+        "n": len(known),
+        "ids": ranges(sample.sample for sample in known),
+        "class_names": list(names),
     }
 
 

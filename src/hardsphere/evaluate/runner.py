@@ -48,7 +48,8 @@ class Progress:
         ball: the ball at work; none while clean images are classified.
         done: samples this attack has finished.
         total: samples it has to work on.
-        upper_bound: robust accuracy inside this ball if nothing else were to break; it only falls.
+        upper_bound: robust accuracy inside this ball if nothing else were to break, which only falls; corruptions have
+            none.
         elapsed: seconds since this call began.
         left: seconds still to go, roughly and rather too many; none while nothing is known yet.
     """
@@ -57,7 +58,7 @@ class Progress:
     ball: Ball | None
     done: int
     total: int
-    upper_bound: float
+    upper_bound: float | None
     elapsed: float
     left: float | None
 
@@ -161,9 +162,15 @@ def evaluate(
     home = witness.device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
     place = home if device is None else torch.device(device)
     digest = witness.model_digest(model)
-    with witness.moved(model, home, place), attacking(model), witness.plain_float32(place):
+    guest = source if source is not None else nn.Identity()
+    with (
+        witness.moved(model, home, place),
+        witness.moved(guest, witness.device_of(guest, place), place),
+        attacking(model),
+        witness.plain_float32(place),
+    ):
         run = _Run(model, samples, suite, balls, seed, batch, place, eot, source, shard, save_images, progress)
-        with _ledger(out) as (ledger, directory):
+        with ledger_in(out) as (ledger, directory):
             ledger.claim(
                 {
                     "suite": suite.id,
@@ -173,6 +180,7 @@ def evaluate(
                     "seed": seed,
                     "eot": eot,
                     "model": digest,
+                    "source": None if source is None else witness.model_digest(source),
                     "data": samples.digest(),
                     "ids": _ids_digest(samples),
                     "n": len(samples),
@@ -552,7 +560,7 @@ def _check_arguments(batch: int, eot: int, shard: tuple[int, int] | None) -> Non
         raise HardsphereError(f"The shard is {shard}, but must be (index, count) with 0 <= index < count.")
 
 
-class _ledger:
+class ledger_in:
     """The ledger of an output directory; closed if the evaluation fails, left open for queries if it succeeds."""
 
     def __init__(self, out: Path | str | None) -> None:

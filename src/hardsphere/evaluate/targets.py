@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hardsphere.config import number
 from hardsphere.errors import HardsphereError
@@ -96,6 +98,22 @@ def resolve(
     about = {"target": text, "data": name, "selection": None, "weights": None if weights is None else str(weights)}
     names = None if images.name == "arrays" else images.class_names
     return Job(model.eval(), images.test, balls, names, about)
+
+
+def default_directory(target: str, suite: str) -> Path:
+    """Where an evaluation is written by default: into the run it judges, else ``evaluations/<target>-<suite>``."""
+    if Path(target).is_dir():
+        return Path(target) / f"evaluation-{suite}"
+    return Path("evaluations") / f"{re.sub(r'[^A-Za-z0-9]+', '-', target).strip('-')}-{suite}"
+
+
+def first_images(source: Source, limit: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The first images of a split on a device, with labels and ids."""
+    from hardsphere.data import eval_batches
+
+    part = source.subset(range(min(limit, len(source))))
+    (batch,) = eval_batches(part, batch=len(part), device=device)
+    return batch.x, batch.y, batch.ids
 
 
 def parse_radii(text: str) -> list[float]:

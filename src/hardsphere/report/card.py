@@ -49,13 +49,19 @@ def card_view(card: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [head, Text(_subject(card), "dim")]
     for table in _tables(card):
         grid = Table(
-            title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+            title=table.title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
         )
         for index, column in enumerate(table.columns):
             grid.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
         for index, row in enumerate(table.rows):
             grid.add_row(*(Text(cell) for cell in row), style="bold" if index in table.strong else "")
-        parts.append(grid)
+        parts += [Text(), grid]
+    parts.append(Text())
     parts += [Text(f"! {remark}", "yellow") for remark in _remarks(card)]
     parts += [Text(line, "dim") for line in _provenance(card)]
     return Padding(Group(*parts), (1, 0))
@@ -85,6 +91,8 @@ def _headline(card: dict[str, Any]) -> str:
 
 
 def _protocol(card: dict[str, Any]) -> str:
+    if card["protocol"] == "corruptions":
+        return "common corruptions"
     if card["protocol"] == "paper":
         return "paper protocol (raw cosines, last iterate)"
     return f"{card['protocol']} protocol"
@@ -92,6 +100,8 @@ def _protocol(card: dict[str, Any]) -> str:
 
 def _subject(card: dict[str, Any]) -> str:
     data = card["data"]
+    if card["protocol"] == "corruptions":
+        return f"{data['name'] or 'data'} · n = {data['n']} · {card['suite']['id']} · {card['corruptions']['from']}"
     balls = ", ".join(result["ball"] for result in card["results"])
     eot = f" · mean of {card['eot']} draws" if card["eot"] > 1 else ""
     return (
@@ -100,6 +110,8 @@ def _subject(card: dict[str, Any]) -> str:
 
 
 def _tables(card: dict[str, Any]) -> list[_Table]:
+    if card["protocol"] == "corruptions":
+        return [_corruption_summary(card), _corruption_cells(card["corruptions"])]
     results = card["results"]
     tables = [_summary(card)]
     for result in results:
@@ -117,11 +129,11 @@ def _summary(card: dict[str, Any]) -> _Table:
 
 def _attacks(result: dict[str, Any], cascade: bool, several: bool) -> _Table:
     title = "Attacks, each on what the ones before left standing" if cascade else "Attacks, each on its own"
-    columns = ["attack", "after it" if cascade else "alone", "95 % interval", "broken", "fwd each", "bwd each", "time"]
+    columns = ["attack", "after it" if cascade else "alone", "95 %", "broken", "fwd/img", "bwd/img", "time"]
     rows = []
     for line in result["attacks"]:
         percent, interval, _ = _accuracy(line)
-        broken = f"{line['broken']} of {line['attacked']}"
+        broken = f"{line['broken']}/{line['attacked']}"
         passes = [_count(line["forwards"]), _count(line["backwards"])] if line["attacked"] else ["-", "-"]
         rows.append([line["name"], percent, interval, broken, *passes, _time(line["seconds"])])
     percent, interval, _ = _accuracy(result["robust"])
@@ -141,8 +153,31 @@ def _classes(result: dict[str, Any]) -> _Table:
     return _Table(f"{title}, {result['ball']}", ["class", "n", "clean %", "robust %", "95 % interval"], rows)
 
 
+def _corruption_summary(card: dict[str, Any]) -> _Table:
+    found = card["corruptions"]
+    rows = [["clean", *_accuracy(card["clean"])[:2]]]
+    if found["mca"] is not None:
+        rows.append(["mCA, mean over 15 x 5", f"{100 * found['mca']:.2f}", ""])
+    elif found["mca_without_frost"] is not None:
+        rows.append(["mCA (14, without frost)", f"{100 * found['mca_without_frost']:.2f}", ""])
+    if found["mce"] is not None:
+        rows.append([f"mCE against {found['baseline']}", f"{100 * found['mce']:.2f}", ""])
+    return _Table("Accuracy", ["", "%", "95 % interval"], rows, frozenset({1}))
+
+
+def _corruption_cells(found: dict[str, Any]) -> _Table:
+    rows = []
+    for name, mean in found["per_corruption"].items():
+        cells = [f"{100 * found['table'][f'{name}-{severity}']:.2f}" for severity in range(1, 6)]
+        title = f"{name} (stand-in)" if name == "frost" and found["frost_stand_in"] else name
+        rows.append([title, *cells, f"{100 * mean:.2f}"])
+    return _Table("Accuracy in % by corruption and severity", ["corruption", *"12345", "mean"], rows)
+
+
 def _remarks(card: dict[str, Any]) -> list[str]:
     remarks = [*card["remarks"]]
+    if card["protocol"] == "corruptions":
+        return remarks
     for result in card["results"]:
         for line in result["attacks"]:
             if line["stuck"]:
@@ -156,7 +191,7 @@ def _provenance(card: dict[str, Any]) -> list[str]:
     machine = card["environment"]
     commit = f" at {machine['commit']}" if machine["commit"] else f", source {machine['source']}"
     lines = [
-        f"Suite {card['suite']['description']}, seed {card['seed']}.",
+        f"Suite {card['suite'].get('description', card['suite']['id'])}, seed {card['seed']}.",
         f"Model {card['model']['digest']}; checkpoint selection: {card['model']['selection'] or 'not known'}.",
         f"Data {card['data']['digest']}, ids {_shortened(card['data']['ids'])}.",
         f"{_time(60 * card['minutes'])} on {machine['device']}; hardsphere {machine['hardsphere']}{commit}, "
