@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 
 def main() -> None:
     """Run the command line; what a person can put right is one sentence and exit code 2."""
+    # Idle threads that spin make everything many times slower as soon as another program wants the processor. torch
+    # reads this when it is imported, which no verb has done yet.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except HardsphereError as error:
@@ -286,11 +290,15 @@ def audit(
         out.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
 
 
-def _command() -> str:
-    """The command line as it was typed, for the card."""
+def _command(without: str | None = None) -> str:
+    """The command line as it was typed, for the record; perhaps without one option, which takes a value."""
     import shlex
 
-    return shlex.join(["hardsphere", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if without in words:
+        place = words.index(without)
+        words = words[:place] + words[place + 2 :]
+    return shlex.join(["hardsphere", *words])
 
 
 @data_app.command("cifar10")
@@ -378,7 +386,7 @@ def bench_train(
 
     overrides = {"batch": batch, "attack.steps": attack_steps} | ({"model": model} if model else {})
     measured = bench_training(recipe, overrides, steps=steps, device=pick_device(device), heads=heads)
-    result = measured.to_dict() | {"command": _command()}
+    result = measured.to_dict() | {"command": _command(without="--out")}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=2) + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -79,7 +81,7 @@ def test_error_grows_with_severity(name: str, variant: str, small: Tensor, large
     errors = [(run(images, name, s, variant=variant).float() - images.float()).pow(2).mean().item() for s in SEVERITIES]
     # Motion blur of 32 pixels goes from (6, 2) to (8, 2), which is the same but for the angles drawn.
     slack = 0.9 if name in {"motion_blur", "snow"} else 1.0
-    assert all(later > slack * earlier for earlier, later in zip(errors, errors[1:], strict=False)), errors
+    assert all(later > slack * earlier for earlier, later in itertools.pairwise(errors)), errors
     assert errors[-1] > errors[0]
 
 
@@ -112,16 +114,19 @@ def test_other_shapes(name: str) -> None:
 def test_errors() -> None:
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     cases = [
-        (dict(name="gausian_noise"), "Did you mean 'gaussian_noise'"),
-        (dict(severity=6), "severity is 6"),
-        (dict(severity=0), "severity is 0"),
-        (dict(variant="mnist"), "Unknown variant 'mnist'"),
-        (dict(images=images.float()), "need 8-bit images"),
-        (dict(images=images[:, :1]), "RGB images"),
-        (dict(images=images[0]), "RGB images"),
-        (dict(images=images[:, :, :8, :8]), "too small"),
-        (dict(ids=torch.arange(3)), "give one id to each"),
-        (dict(name="frost", frost="stand-in", images=torch.zeros(1, 3, 224, 224, dtype=torch.uint8)), "do not fit"),
+        ({"name": "gausian_noise"}, "Did you mean 'gaussian_noise'"),
+        ({"severity": 6}, "severity is 6"),
+        ({"severity": 0}, "severity is 0"),
+        ({"variant": "mnist"}, "Unknown variant 'mnist'"),
+        ({"images": images.float()}, "need 8-bit images"),
+        ({"images": images[:, :1]}, "RGB images"),
+        ({"images": images[0]}, "RGB images"),
+        ({"images": images[:, :, :8, :8]}, "too small"),
+        ({"ids": torch.arange(3)}, "give one id to each"),
+        (
+            {"name": "frost", "frost": "stand-in", "images": torch.zeros(1, 3, 224, 224, dtype=torch.uint8)},
+            "do not fit",
+        ),
     ]
     for change, message in cases:
         arguments = {"images": images, "name": "fog", "severity": 1, "seed": 0} | change
@@ -130,6 +135,7 @@ def test_errors() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ALL)
 def test_devices_agree(name: str, small: Tensor) -> None:
     """Integers and double precision agree to the bit; single-precision logarithms and cosines nearly so."""

@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on(small: Tensor, tmp_path: Path) -> None:
         if name == "contrast" and severity == 3:
             raise KeyboardInterrupt
 
-    arguments = dict(seed=1, names=("brightness", "contrast"), batch_size=3)
+    arguments = {"seed": 1, "names": ("brightness", "contrast"), "batch_size": 3}
     with pytest.raises(KeyboardInterrupt):
         write_cifar(small[:5], range(5), tmp_path, progress=stop, **arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["brightness.npy", "labels.npy", "manifest.json"]
@@ -90,12 +90,18 @@ def test_a_stopped_run_goes_on(small: Tensor, tmp_path: Path) -> None:
 
 def test_sets_are_not_mixed(written: Path, small: Tensor) -> None:
     for change, message in [
-        (dict(seed=5), "made with seed 4, not 5"),
-        (dict(variant="imagenet"), "made with variant 'cifar'"),
-        (dict(images=small[1:7]), "made with source_sha256"),
-        (dict(labels=[1] * 6), "made with source_sha256"),
+        ({"seed": 5}, "made with seed 4, not 5"),
+        ({"variant": "imagenet"}, "made with variant 'cifar'"),
+        ({"images": small[1:7]}, "made with source_sha256"),
+        ({"labels": [1] * 6}, "made with source_sha256"),
     ]:
-        arguments = dict(images=small[:6], labels=range(6), seed=4, names=("fog",), frost="stand-in") | change
+        arguments = {
+            "images": small[:6],
+            "labels": range(6),
+            "seed": 4,
+            "names": ("fog",),
+            "frost": "stand-in",
+        } | change
         with pytest.raises(HardsphereError, match=message):
             write_cifar(arguments.pop("images"), arguments.pop("labels"), written, **arguments)
     (written / "manifest.json").unlink()
@@ -156,7 +162,7 @@ def folder(large: Tensor, tmp_path: Path) -> Path:
 
 def test_folder_layout(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = dict(seed=2, names=("contrast", "gaussian_noise"), severities=(1, 5), batch_size=2)
+    arguments = {"seed": 2, "names": ("contrast", "gaussian_noise"), "severities": (1, 5), "batch_size": 2}
     write_folder(folder, out, **arguments)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*.JPEG"))
     images = ("cat/0.JPEG", "cat/1.JPEG", "dog/2.JPEG")
@@ -183,7 +189,7 @@ def test_folder_layout(folder: Path, tmp_path: Path) -> None:
     assert made.read_bytes() == whole
     assert kept.stat().st_mtime_ns == before
     with pytest.raises(HardsphereError, match="made with seed 2, not 3"):
-        write_folder(folder, out, **(arguments | dict(seed=3)))
+        write_folder(folder, out, **(arguments | {"seed": 3}))
 
 
 def test_folder_errors(folder: Path, tmp_path: Path) -> None:

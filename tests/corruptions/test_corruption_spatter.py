@@ -87,8 +87,8 @@ def test_distance_is_the_shortest_path() -> None:
     edge = torch.zeros(1, 24, 30, dtype=torch.bool)
     edge[0, 3, 4] = edge[0, 15, 20] = True
     out = distance_to_edge(edge)[0]
-    moves = [(a * b, c * d, cost) for a, c, cost in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 1.4), (1, 2, 2.1969), (2, 1, 2.1969))
-             for b in (-1, 1) for d in (-1, 1)]  # fmt: skip
+    kinds = ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 1.4), (1, 2, 2.1969), (2, 1, 2.1969))
+    moves = [(a * y, b * x, cost) for a, b, cost in kinds for y in (-1, 1) for x in (-1, 1)]
     best = {(3, 4): 0.0, (15, 20): 0.0}
     queue = [(0.0, place) for place in best]
     while queue:

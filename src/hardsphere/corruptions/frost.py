@@ -151,10 +151,10 @@ def _drawn() -> list[np.ndarray]:
     noise = Noise(0, torch.arange(len(_NAMES)))
     layers = [
         (1 - (2 * plasma(noise.fold("frost", layer), 512, decay).double() - 1).abs()) ** sharp
-        for layer, (decay, sharp) in enumerate([(1.7, 6), (1.5, 4), (1.3, 3)])
+        for layer, (decay, sharp) in enumerate([(1.6, 8), (1.3, 10), (1.1, 12)])
     ]
     ridges = torch.stack(layers).sum(0)
-    strength = (ridges / ridges.amax(dim=(1, 2), keepdim=True)) ** 0.6
-    cold = torch.tensor([60.0, 85.0, 110.0], dtype=torch.float64)
-    pixels = cold + strength[..., None] * (245 - cold)
+    strength = (ridges / ridges.mean(dim=(1, 2), keepdim=True) / 2.5).clamp(max=1)
+    cold = torch.tensor([40.0, 75.0, 95.0], dtype=torch.float64)
+    pixels = cold + strength[..., None] * (250 - cold)
     return list(pixels.to(torch.uint8).numpy())

@@ -1,0 +1,210 @@
+"""Models with one planted defect each, around an honest classifier of digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def fit_linear(x: Tensor, y: Tensor, classes: int = 10, steps: int = 300) -> nn.Module:
+    """Softmax regression, by full-batch gradient descent with weight decay: honest, convex, without a random number."""
+    weight, bias = torch.zeros(classes, x[0].numel(), requires_grad=True), torch.zeros(classes, requires_grad=True)
+    optimizer = torch.optim.Adam([weight, bias], lr=0.05)
+    for _ in range(steps):
+        loss = F.cross_entropy(x.flatten(1) @ weight.T + bias, y) + 1e-3 * weight.pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    layer = nn.Linear(x[0].numel(), classes)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return nn.Sequential(nn.Flatten(), layer).eval()
+
+
+class Around(nn.Module):
+    """An honest model and something before or behind it."""
+
+    def __init__(self, model: nn.Module, **settings: Any) -> None:
+        super().__init__()
+        self.model = model
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self.eval()
+
+
+class Detached(Around):
+    """No gradient at all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.detach())
+
+
+class Rounded(Around):
+    """Logits on a fine grid: right answers, gradient zero everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.model(x) * 64).round() / 64
+
+
+class Opaque(Around):
+    """Leaves torch on the way, and so refuses an image that wants a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.model(torch.from_numpy(x.numpy().copy())).detach().numpy())
+
+
+class Saturated(Around):
+    """Logits so large that the softmax is exactly one-hot: the cross-entropy has no gradient, the margin has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e4 * self.model(x)
+
+
+class _Backward(torch.autograd.Function):
+    """The identity, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Any) -> Tensor:
+        ctx.change = change
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return ctx.change(x, gradient), None
+
+
+class Misleading(Around):
+    """Right answers, and whatever gradient ``change(image, gradient)`` makes of the true one."""
+
+    change: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(_Backward.apply(x, self.change))
+
+
+def not_a_number(x: Tensor, gradient: Tensor) -> Tensor:
+    return gradient / 0 * 0
+
+
+def turned(x: Tensor, gradient: Tensor) -> Tensor:
+    """Downhill instead of uphill."""
+    return -gradient
+
+
+def upper_half(x: Tensor, gradient: Tensor) -> Tensor:
+    """Right in the upper half of the image, nothing in the lower one."""
+    rows = torch.arange(x.shape[2], device=x.device)[:, None]
+    return torch.where(rows < x.shape[2] // 2, gradient, 0)
+
+
+def few_pixels(x: Tensor, gradient: Tensor) -> Tensor:
+    """One pixel in sixteen, chosen anew by every image: a step moves little, so that many are needed."""
+    code = (x.double() * 12345.678).flatten(1)
+    chosen = ((code + code.sum(1, keepdim=True)) % 1) < 1 / 16
+    return torch.where(chosen.view_as(gradient), gradient, 0)
+
+
+class Remembering(Around):
+    """Snaps an image back to within ``eps`` of the one it remembers: honest inside the ball, constant outside.
+
+    Args:
+        eps: how far from the memory it follows the image.
+        memory: the images it knows, each found by the middle of its box, which no pixel moved by 0.5 leaves.
+    """
+
+    eps: float
+    memory: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Every image is told apart by a mark that survives: attacks start at it and are followed step by step.
+        nearest = torch.cdist(x.detach().flatten(1), self.memory.flatten(1)).argmin(dim=1)
+        home = self.memory[nearest]
+        return self.model(home + (x - home).clamp(-self.eps, self.eps))
+
+
+class Noisy(Around):
+    """Gaussian noise on every image it sees, in eval mode too."""
+
+    sigma: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x + self.sigma * torch.randn_like(x))
+
+
+class Softmax(Around):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).softmax(dim=1)
+
+
+class LogSoftmax(Around):
+    """Logits again, up to a constant: no defect."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).log_softmax(dim=1)
+
+
+class Scaled(Around):
+    factor: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * self.model(x)
+
+
+class NotANumber(Around):
+    """NaN for images that are bright on the whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.flatten(1).mean(1, keepdim=True) > 0.33
+        return torch.where(bright, torch.nan, self.model(x))
+
+
+class Constant(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.arange(10.0).expand(len(x), 10)
+
+
+class WithDropout(Around):
+    """Dropout before an honest model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(self.dropout(x))
+
+
+class WithBatchNorm(Around):
+    """Batch normalisation before an honest model, the identity in eval mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.norm = nn.BatchNorm2d(1, affine=False, eps=0.0)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(self.norm(x))
+
+
+class BatchCoupled(Around):
+    """Every image is compared with the mean of its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.model(x)
+        return logits - 0.5 * logits.mean(dim=0)
+
+
+class Unnormalised(Around):
+    """Expects images that have been normalised with mean and standard deviation."""
+
+    mean: float
+    std: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x * self.std + self.mean)
