@@ -147,7 +147,9 @@ def evaluate_corruptions(
             for severity in SEVERITIES:
                 run.cell(name, severity)
         ledger.settle()
-        result = corruptions.scores(_accuracies(ledger), frost_stand_in=cells.frost_stand_in, baseline=baseline)
+        result = corruptions.scores(
+            _accuracies(ledger, cells.names), frost_stand_in=cells.frost_stand_in, baseline=baseline
+        )
         card = corruption_card(ledger, SUITE, result, cells.about, samples, place, dict(about or {}))
         if directory is not None:
             write_json(directory / "card.json", card)
@@ -232,16 +234,13 @@ class _Run:
             self.progress(Progress(attack, None, done, len(self.labels), None, elapsed, left))
 
 
-def _accuracies(ledger: Ledger) -> dict[tuple[str, int], float]:
-    """Accuracy of each cell: a query on the ledger."""
+def _accuracies(ledger: Ledger, names: Sequence[str]) -> dict[tuple[str, int], float]:
+    """Accuracy of each cell, in the order of the corruptions: a query on the ledger."""
     held: dict[str, list[bool]] = {}
     for row in ledger.rows(0.0):
         held.setdefault(row.attack, []).append(row.outcome == Outcome.HELD.value)
-    cells = {}
-    for attack, hits in held.items():
-        name, _, severity = attack.rpartition("-")
-        cells[name, int(severity)] = sum(hits) / len(hits)
-    return cells
+    hits = {(name, severity): held[f"{name}-{severity}"] for name in names for severity in SEVERITIES}
+    return {cell: sum(hit) / len(hit) for cell, hit in hits.items()}
 
 
 def _hash(names: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from hardsphere.evaluate.audit.findings import Audit as Audit
 from hardsphere.evaluate.audit.findings import Finding as Finding
 from hardsphere.evaluate.audit.findings import Kind as Kind
 from hardsphere.evaluate.audit.findings import Severity as Severity
-from hardsphere.evaluate.audit.subject import Subject, reuse
+from hardsphere.evaluate.audit.subject import Subject, ids_by_position, in_parts, reuse
 from hardsphere.evaluate.samples import gather
 from hardsphere.threat import Ball
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hardsphere.data import Source
     from hardsphere.evaluate.runner import Evaluation
 
-LIMIT = 256
+LIMIT = 200
 """Samples that the probes use: enough for the scale sweep to see what raw cosines hide of a small model."""
 BATCH = 256
 DRAWS_OF_A_RANDOMISED_MODEL = 8
@@ -65,7 +65,7 @@ def audit(
         ball: the threat model.
         evaluation: an evaluation of the same model, whose outcomes are used beside the probes' own.
         seed: of all randomness in the probes, and of the model's own if it draws from torch's generator.
-        ids: the samples' ids in their data set; their positions by default.
+        ids: the samples' ids in their data set; by default those the evaluation knows them by, or their positions.
         selection: how the checkpoint was chosen, in words or as a mapping with ``split`` or ``ids``; what the
             evaluation's card says by default.
         surrogate: another model of the same classes, for transfer; on the same device.
@@ -75,6 +75,8 @@ def audit(
         device: where to run; the model's own device by default.
     """
     began = time.perf_counter()
+    if ids is None and y is not None and evaluation is not None:
+        ids = ids_by_position(evaluation, y, limit)
     samples = gather(_clipped(x), y, ids, None, limit)
     model = witness.in_float32(model)
     home = witness.device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
@@ -111,7 +113,7 @@ class _Run:
         self.evaluation, self.surrogate, self.progress = evaluation, surrogate, progress
         self.measured: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.usable = True
+        self.hopeless = ""
         self.random = False
         self.logits = torch.empty(0)
 
@@ -124,14 +126,18 @@ class _Run:
         self.logits = self._answer(self.x)
         outside = list(probes.input_range(self.x, self.measured))
         unsteady = list(probes.randomised(self.logits, self._answer(self.x), self.measured))
-        self.usable, self.random = not outside, bool(unsteady)
+        self.random = bool(unsteady)
+        if outside:
+            self.hopeless = "the pixels lie outside [0, 1]"
         yield from outside
         yield from probes.finite_outputs(self.logits, self.measured)
         yield from probes.probabilities(self.logits)
         yield from unsteady
         if not self.random:
-            yield from probes.batch_dependent(self._answer, self.x, self.logits)
-            if self.usable:
+            for finding in probes.batch_dependent(self._answer, self.x, self.logits):
+                self.hopeless = self.hopeless or "its outcomes would depend on the batch"
+                yield finding
+            if not self.hopeless and bool(self.logits.isfinite().all()):
                 yield from probes.normalisation_outside(self._answer, self.x, self.y, self.logits, self.measured)
         self.measured["clean_accuracy"] = float((self.logits.argmax(dim=1) == self.y).float().mean())
         self.measured["classes"] = classes
@@ -139,11 +145,10 @@ class _Run:
     def attacks(self) -> Iterator[Finding]:
         """The probes that attack, where attacks have a meaning."""
         right = (self.logits.argmax(dim=1) == self.y) & self.logits.isfinite().all(dim=1)
-        if not self.usable:
-            self.notes.append("No attack was run: the pixels lie outside [0, 1].")
-            return
         if not right.any():
-            self.notes.append("No attack was run: the model gets none of these images right.")
+            self.hopeless = self.hopeless or "the model gets none of these images right"
+        if self.hopeless:
+            self.notes.append(f"No attack was run: {self.hopeless}.")
             return
         model = self.model
         if self.random:
@@ -184,8 +189,10 @@ class _Run:
         return classes
 
     def _answer(self, x: Tensor) -> Tensor:
+        answers = []
         with attacking(self.model):
-            return torch.cat([witness.answer(self.model, part) for part in torch.split(x, self.batch)])
+            self.batch = in_parts(len(x), self.batch, lambda part: answers.append(witness.answer(self.model, x[part])))
+        return torch.cat(answers)
 
     def _as_found(self, x: Tensor) -> Tensor:
         """The answer in whatever mode the model came in; statistics that this moves are put back."""

@@ -22,13 +22,14 @@ from hardsphere.attacks.random import random_noise
 from hardsphere.attacks.square import square
 from hardsphere.attacks.transfer import transfer
 from hardsphere.evaluate.audit.findings import Finding, Kind, Severity
-from hardsphere.evaluate.audit.subject import Gain, Subject, gain
+from hardsphere.evaluate.audit.subject import Gain, Subject, gain, in_parts
 from hardsphere.noise import Noise
 from hardsphere.sphere import ScaledView, find_head
 from hardsphere.threat import Ball
 
 STEPS = 20
-LONG = 100
+LONGER = 5
+"""How many times the steps the longer attack takes."""
 RESTARTS = 4
 QUERIES = 300
 DRAWS = 20
@@ -182,8 +183,8 @@ def gradients(subject: Subject) -> Iterator[Finding]:
     """Gradients at the clean image and at a random one of the ball; a zero counts if it is at both."""
     bad = torch.zeros_like(subject.y, dtype=torch.bool)
     zero = {"cross-entropy": torch.ones_like(bad), "margin": torch.ones_like(bad)}
-    for start in range(0, len(subject.x), subject.batch):
-        part = slice(start, start + subject.batch)
+
+    def work(part: slice) -> None:
         x, y = subject.x[part], subject.y[part]
         noise = Noise(subject.seed, subject.ids[part]).fold("audit", "gradients")
         for image in (x, subject.ball.random_start(x, noise)):
@@ -191,6 +192,8 @@ def gradients(subject: Subject) -> Iterator[Finding]:
                 flat = logits_and_gradient(subject.model, image, loss, y)[2].flatten(1)
                 bad[part] |= ~flat.isfinite().all(dim=1)
                 zero[name][part] &= (flat == 0).all(dim=1)
+
+    subject.batch = in_parts(len(subject.x), subject.batch, work)
     count = len(subject.x)
     blind = {name: int(mask.sum()) for name, mask in zero.items()}
     stuck = 0 if subject.evaluated is None else int(subject.evaluated.stuck.sum())
@@ -243,10 +246,16 @@ def _trials(subject: Subject, factor: float, start: int) -> Tensor:
     return torch.stack(rows)
 
 
+def _steps(subject: Subject) -> int:
+    """Under l1 a step moves one pixel, so it takes more of them to get anywhere."""
+    return 5 * STEPS if subject.ball.norm == "l1" else STEPS
+
+
 def white_box(subject: Subject) -> Iterator[Finding]:
     """The gradient attacks that the others are compared with, and the two losses with each other."""
-    ce = subject.strike("ce", pgd, stream="white", steps=STEPS)
-    by_margin = subject.strike("margin", pgd, stream="white", steps=STEPS, loss=margin)
+    steps = _steps(subject)
+    ce = subject.strike("ce", pgd, stream="white", steps=steps)
+    by_margin = subject.strike("margin", pgd, stream="white", steps=steps, loss=margin)
     if subject.ball.norm != "l1":
         subject.strike("targeted", apgd_targeted, steps=STEPS, targets=3)
     lead = subject.gain(by_margin, ce)
@@ -256,7 +265,7 @@ def white_box(subject: Subject) -> Iterator[Finding]:
     subject.measured["margin_over_ce"] = lead.to_dict()
     if lead.over(MUCH):
         seen = (
-            f"PGD-{STEPS} breaks {subject.percent(ce):.1f} % by the cross-entropy and "
+            f"PGD-{steps} breaks {subject.percent(ce):.1f} % by the cross-entropy and "
             f"{subject.percent(by_margin):.1f} % by the margin: {lead} more."
         )
         yield found(Kind.CE_WEAKER_THAN_MARGIN, seen, n=subject.n, **lead.to_dict())
@@ -264,21 +273,24 @@ def white_box(subject: Subject) -> Iterator[Finding]:
 
 def still_helping(subject: Subject) -> Iterator[Finding]:
     """More steps of the same length, and more starts, on what the short attacks left standing."""
-    white = subject.white()
-    standing = (~white).nonzero().squeeze(1)
-    step = 2.5 * subject.ball.eps / STEPS
-    longer = subject.strike(
-        "longer", pgd, rows=standing, stream="white", steps=LONG, step_size=step, loss=margin, restarts=1
-    )
-    again = subject.strike("restarts", pgd, rows=standing, steps=STEPS, loss=margin, restarts=RESTARTS)
-    steps, starts, both = (subject.gain(white | more, white) for more in (longer, again, longer | again))
-    subject.measured["still_helping"] = {"steps": steps.to_dict(), "restarts": starts.to_dict()}
+    white, steps = subject.white(), _steps(subject)
+    options: dict[str, Any] = {
+        "rows": (~white).nonzero().squeeze(1),
+        "step_size": 2.5 * subject.ball.eps / steps,
+        "loss": margin,
+    }
+    longer = subject.strike("longer", pgd, stream="white", steps=LONGER * steps, **options)
+    again = subject.strike("restarts", pgd, steps=steps, restarts=RESTARTS, **options)
+    by_steps, by_starts, both = (subject.gain(white | more, white) for more in (longer, again, longer | again))
+    subject.measured["still_helping"] = {"steps": by_steps.to_dict(), "restarts": by_starts.to_dict()}
     if both.over(CONVERGED):
         seen = (
-            f"Gradient attacks break {subject.percent(white):.1f} %; {LONG} instead of {STEPS} steps add "
-            f"{steps.points:.1f} points and {RESTARTS} more starts {starts.points:.1f}, together {both}."
+            f"Gradient attacks break {subject.percent(white):.1f} %; {LONGER} times the steps add "
+            f"{by_steps.points:.1f} points and {RESTARTS} more starts {by_starts.points:.1f}, together {both}."
         )
-        yield found(Kind.STILL_HELPING, seen, n=subject.n, steps=steps.points, restarts=starts.points, **both.to_dict())
+        yield found(
+            Kind.STILL_HELPING, seen, n=subject.n, steps=by_steps.points, restarts=by_starts.points, **both.to_dict()
+        )
 
 
 def black_box(subject: Subject) -> Iterator[Finding]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult
+from hardsphere.attacks.base import AttackResult, Stop
+from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
 from hardsphere.evaluate.ledger import Outcome
 from hardsphere.evaluate.statistics import Interval, paired_difference
@@ -116,19 +117,15 @@ class Subject:
         ball = ball or self.ball
         rows = torch.arange(len(self.x), device=self.x.device) if rows is None else rows
         broken = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
-        start = 0
-        while start < len(rows):
-            part = rows[start : start + self.batch]
-            x, y, noise = self.x[part], self.y[part], Noise(self.seed, self.ids[part]).fold("audit", stream or name)
-            try:
-                found = attack(through or self.model, x, y, ball, noise=noise, **options)
-                broken[part] = witness.confirm(self.model, x, y, found.x_adv, ball)[0]
-            except (RuntimeError, MemoryError) as reason:
-                if not witness.is_out_of_memory(reason) or len(part) == 1:
-                    raise
-                self.batch = (len(part) + 1) // 2
-                continue
-            start += len(part)
+
+        def work(part: slice) -> None:
+            here = rows[part]
+            x, y = self.x[here], self.y[here]
+            noise = Noise(self.seed, self.ids[here]).fold("audit", stream or name)
+            proposal = attack(through or self.model, x, y, ball, noise=noise, **options)
+            broken[here] = witness.confirm(self.model, x, y, proposal.x_adv, ball)[0]
+
+        self.batch = in_parts(len(rows), self.batch, work)
         self.broken[name] = broken
         return broken
 
@@ -162,6 +159,25 @@ class Subject:
         return 100 * int(broken.sum()) / self.n
 
 
+def in_parts(count: int, size: int, work: Callable[[slice], None]) -> int:
+    """Do some work part by part, in smaller parts where one does not fit into memory; returns the size that fits."""
+    start = 0
+    while start < count:
+        part = slice(start, min(start + size, count))
+        try:
+            work(part)
+            start = part.stop
+            continue
+        except (RuntimeError, MemoryError) as reason:
+            if not witness.is_out_of_memory(reason):
+                raise
+            if part.stop - start == 1:
+                raise HardsphereError(witness.TOO_LARGE) from reason
+        # Outside of the except block, so that the exception no longer holds the tensors of the failed attempt.
+        size = (part.stop - start + 1) // 2
+    return size
+
+
 def gain(only_first: int, only_second: int, n: int) -> Gain:
     low, high = paired_difference(only_first, only_second, n)
     return Gain(100 * (only_first - only_second) / max(n, 1), (100 * low, 100 * high))
@@ -178,16 +194,17 @@ def reuse(evaluation: Evaluation, model: nn.Module, subject: Subject) -> Evaluat
         return None
     labels = {sample.sample: sample.label for sample in evaluation.ledger.samples()}
     pairs = list(zip(subject.ids.tolist(), subject.y.tolist(), strict=True))
-    known = [labels.get(sample) == label for sample, label in pairs]
-    if not any(known):
-        subject.notes.append("The evaluation was not used: it has none of these samples.")
+    known = [sample in labels for sample, _ in pairs]
+    if not any(known) or any(labels.get(sample, label) != label for sample, label in pairs):
+        subject.notes.append("The evaluation was not used: it is about other samples, going by their ids and labels.")
         return None
     families = _families(evaluation)
     sets: dict[str, set[int]] = {"white": set(), "black": set(), "other": set(), "stuck": set()}
     for row in evaluation.ledger.rows(radius):
+        family = families.get(row.attack, "other")
         if row.outcome == Outcome.BROKEN.value:
-            sets[families.get(row.attack, "other")].add(row.sample)
-        if row.stop == "STUCK":
+            sets[family].add(row.sample)
+        if row.stop == Stop.STUCK.name and family == "white":
             sets["stuck"].add(row.sample)
 
     def mask(members: set[int]) -> Tensor:
@@ -197,6 +214,17 @@ def reuse(evaluation: Evaluation, model: nn.Module, subject: Subject) -> Evaluat
     return Evaluated(
         torch.tensor(known, device=subject.x.device), **{family: mask(members) for family, members in sets.items()}
     )
+
+
+def ids_by_position(evaluation: Evaluation, y: Tensor, count: int) -> Tensor | None:
+    """The ids that the evaluation knows the first samples by, if it went through samples with these labels."""
+    at = {sample.position: sample for sample in evaluation.ledger.samples()}
+    first = [at.get(row) for row in range(min(len(y), count))]
+    labels = [None if sample is None else sample.label for sample in first]
+    if labels != y[: len(first)].tolist():
+        return None
+    rest = range(2**62, 2**62 + len(y) - len(first))
+    return torch.tensor([*(sample.sample for sample in first if sample is not None), *rest])
 
 
 def _families(evaluation: Evaluation) -> Mapping[str, str]:
