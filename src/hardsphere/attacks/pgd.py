@@ -29,16 +29,35 @@ from hardsphere.attacks.losses import cross_entropy, towards
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
 
+Fuse = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+
+
+def as_it_is(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Leave a function as it is: the slow twin of compiling it."""
+    return function
+
 
 def ascend(
-    objective: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, ball: Ball, steps: int, step_size: float
+    objective: Callable[[Tensor], Tensor],
+    x: Tensor,
+    start: Tensor,
+    ball: Ball,
+    steps: int,
+    step_size: float,
+    fused: Fuse = as_it_is,
 ) -> Tensor:
-    """The inner maximisation of adversarial training: ``steps`` steps up a per-sample objective, last iterate."""
+    """The inner maximisation of adversarial training: ``steps`` steps up a per-sample objective, last iterate.
+
+    Args:
+        fused: what makes a function of tensors fast, such as `torch.compile`.
+    """
+    total = fused(lambda x_adv: objective(x_adv).sum())
+    advance = fused(lambda x_adv, gradient: ball.project(x, ball.step(x_adv, gradient, step_size)))
     x_adv = start
     for _ in range(steps):
         x_adv = x_adv.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(objective(x_adv).sum(), x_adv)
-        x_adv = ball.project(x, ball.step(x_adv.detach(), gradient, step_size))
+        (gradient,) = torch.autograd.grad(total(x_adv), x_adv)
+        x_adv = advance(x_adv.detach(), gradient)
     return x_adv.detach()
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hardsphere.attacks.base import attacking
-from hardsphere.attacks.pgd import ascend
+from hardsphere.attacks.pgd import Fuse, as_it_is, ascend
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
 from hardsphere.sphere import SphereHead, at_least_float32, margin_cross_entropy
@@ -74,12 +74,17 @@ class Adversary:
 
 @dataclass(frozen=True)
 class Learner:
-    """The model in training, with what every objective asks of it."""
+    """The model in training, with what every objective asks of it.
+
+    Attributes:
+        fused: what makes the pieces of the inner maximisation fast, such as `torch.compile`.
+    """
 
     model: nn.Module
     head: SphereHead | None
     adversary: Adversary
     label_smoothing: float = 0.0
+    fused: Fuse = as_it_is
 
     def classification_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """L^m_CE of each sample (eq. 6)."""
@@ -92,10 +97,11 @@ class Learner:
             return ascend(
                 lambda x_adv: loss(adversary.logits(self.model, self.head, x_adv)),
                 x,
-                adversary.first_point(x, noise),
+                self.fused(adversary.first_point)(x, noise),
                 adversary.ball,
                 adversary.steps,
                 adversary.step_size,
+                self.fused,
             )
 
 

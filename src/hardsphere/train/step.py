@@ -7,6 +7,7 @@ are tensors on it, sums for the log are added up there, and a loss that is not f
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -66,14 +67,14 @@ class Stepper:
         self.rates = torch.zeros(self.updates_per_batch, device=device)
         self.state: State = {}
         self.meters: dict[str, Tensor] = {}
-        self.plain = self._learner(model)
+        adversary = config.attack.adversary()
+        self.plain = Learner(model, find_head(model), adversary, config.label_smoothing)
         self.captured: Captured | None = None
         if fast:
-            compiled = self._learner(cast(nn.Module, torch.compile(model, dynamic=False)))
+            network = cast(nn.Module, torch.compile(model, dynamic=False))
+            fused = partial(torch.compile, dynamic=False)
+            compiled = Learner(network, find_head(model), adversary, config.label_smoothing, fused)
             self.captured = Captured(lambda batch, epoch, awp: self._train(compiled, batch, epoch, awp))
-
-    def _learner(self, network: nn.Module) -> Learner:
-        return Learner(network, find_head(self.model), self.config.attack.adversary(), self.config.label_smoothing)
 
     def step(self, batch: Batch, epoch: int, index: int) -> None:
         """Train on one batch, the ``index``-th of its epoch."""

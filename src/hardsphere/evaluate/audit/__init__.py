@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hardsphere.data import Source
     from hardsphere.evaluate.runner import Evaluation
 
-LIMIT = 200
+LIMIT = 256
 """Samples that the probes use: enough for the scale sweep to see what raw cosines hide of a small model."""
 BATCH = 256
 DRAWS_OF_A_RANDOMISED_MODEL = 8

@@ -2,7 +2,7 @@
 
 The first ones ask the model only. The others attack it, shortly and on few samples: they do not measure robustness but
 compare two attacks of which the second must not win (Athalye et al., 2018; Carlini et al., 2019; Pintor et al., 2022).
-A comparison counts if the difference exceeds a stated number of points and its paired 95 % interval excludes zero.
+A comparison counts if the difference exceeds a stated number of points and its paired interval excludes zero.
 """
 
 from __future__ import annotations
@@ -215,18 +215,20 @@ def logit_scale(subject: Subject) -> Iterator[Finding]:
 
     A trial is a start inside one of three balls. At one radius only the few samples near their boundary can tell two
     attacks apart, too few of 100 images for an interval; a sample's share of broken trials tells more. A factor that
-    the first start speaks for gets two starts more, and all of them count.
+    the first start speaks for gets two starts more, and all of them count. Four factors have four chances to look
+    better, so their intervals hold together with 95 %: each with 98.75 % (Bonferroni).
     """
     head = find_head(subject.model)
     scale = head.scale if head is not None and head.scale > 3 else 15.0
     factors = [1.0, 1 / scale, 1 / 3, 3.0, scale]
+    confidence = 1 - 0.05 / (len(factors) - 1)
     hits = {factor: _trials(subject, factor, start=0) for factor in factors}
-    gains = {factor: subject.mean_gain(hits[factor], hits[1.0]) for factor in factors[1:]}
+    gains = {factor: subject.mean_gain(hits[factor], hits[1.0], confidence) for factor in factors[1:]}
     worthy = [factor for factor in gains if gains[factor].points > 0]
     for start in range(1, STARTS) if worthy else ():
         for factor in (1.0, *worthy):
             hits[factor] = torch.cat([hits[factor], _trials(subject, factor, start)])
-    gains |= {factor: subject.mean_gain(hits[factor], hits[1.0]) for factor in worthy}
+    gains |= {factor: subject.mean_gain(hits[factor], hits[1.0], confidence) for factor in worthy}
     subject.measured["logit_scale"] = {f"x{factor:.3g}": gains[factor].to_dict() for factor in sorted(gains)}
     stronger = [factor for factor in worthy if gains[factor].over(POINT)]
     if stronger:

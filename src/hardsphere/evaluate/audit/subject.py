@@ -32,10 +32,11 @@ CONTROLS = frozenset({"transfer", "random_noise"})
 
 @dataclass(frozen=True)
 class Gain:
-    """How many more of all samples one attack breaks than another, with the paired 95 % interval, in points."""
+    """How many more of all samples one attack breaks than another, with the paired interval, in points."""
 
     points: float
     interval: Interval
+    confidence: float = 0.95
 
     def over(self, points: float) -> bool:
         """Whether the gain is larger than so many points, and larger than chance."""
@@ -43,10 +44,10 @@ class Gain:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.points:.1f} points (95 % interval {low:.1f} to {high:.1f})"
+        return f"{self.points:.1f} points ({100 * self.confidence:g} % interval {low:.1f} to {high:.1f})"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"points": self.points, "interval": list(self.interval)}
+        return {"points": self.points, "interval": list(self.interval), "confidence": self.confidence}
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Subject:
         """How much more of all samples the first mask holds than the second."""
         return gain(int((more & ~than).sum()), int((than & ~more).sum()), self.n)
 
-    def mean_gain(self, more: Tensor, than: Tensor) -> Gain:
+    def mean_gain(self, more: Tensor, than: Tensor, confidence: float = 0.95) -> Gain:
         """The same for several trials of each, (trials, samples): each sample counts by its share of broken trials.
 
         The interval is the usual one of a mean of paired differences, over samples, which are what was drawn.
@@ -151,8 +152,8 @@ class Subject:
         difference = torch.zeros(self.n, dtype=torch.float64)
         difference[: len(self.x)] = (more.double().mean(dim=0) - than.double().mean(dim=0)).cpu()
         mean, error = float(difference.mean()), float(difference.std(correction=0)) / math.sqrt(self.n)
-        half = NormalDist().inv_cdf(0.975) * error
-        return Gain(100 * mean, (100 * (mean - half), 100 * (mean + half)))
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * error
+        return Gain(100 * mean, (100 * (mean - half), 100 * (mean + half)), confidence)
 
     def percent(self, broken: Tensor) -> float:
         """Broken samples in percent of all samples; those that the model gets wrong anyway do not count."""
