@@ -113,7 +113,7 @@ class _Run:
         model = build_model(config, data).to(device).train()
         if gpu and fast:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        loader = _loader(config, data, device, fast and gpu)
+        loader = _loader(config, data, device)
         self.stepper = Stepper(config, model, make_average(config, model), device, len(loader), fast and gpu)
         self.batches = _forever(loader)
         self.done = 0
@@ -129,10 +129,10 @@ def _forever(loader: TrainLoader) -> Iterator[Batch]:
     return itertools.chain.from_iterable(loader.epoch(epoch) for epoch in itertools.count())
 
 
-def _loader(config: Config, data: DataSet, device: torch.device, fast: bool) -> TrainLoader:
+def _loader(config: Config, data: DataSet, device: torch.device) -> TrainLoader:
     assert data.train is not None
     augment = Augment(config.data.pad, config.data.padding, config.data.flip)
-    return train_loader(data.train, config.batch, device, augment, config.seed, compile=fast)
+    return train_loader(data.train, config.batch, device, augment, config.seed)
 
 
 def _random_images(batch: int) -> DataSet:

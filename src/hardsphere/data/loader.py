@@ -35,9 +35,7 @@ class TrainLoader(ABC):
     The last batch of an epoch may be smaller. It is dropped if it would hold one sample: BatchNorm cannot train on one.
     """
 
-    def __init__(
-        self, source: Source, batch: int, device: torch.device, augment: Augment, seed: int, compile: bool = False
-    ) -> None:
+    def __init__(self, source: Source, batch: int, device: torch.device, augment: Augment, seed: int) -> None:
         if batch < 1:
             raise HardsphereError(f"The batch size is {batch}, but it must be at least 1.")
         if len(source) == 1 < batch:
@@ -49,7 +47,6 @@ class TrainLoader(ABC):
         self.samples = len(source)
         self.classes = len(source.class_names)
         self._sides = box_sides(augment.cutmix, device) if augment.cutmix else None
-        self._training_batch = torch.compile(training_batch, dynamic=False) if compile else training_batch
 
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.batch)
@@ -71,18 +68,14 @@ class TrainLoader(ABC):
     def _finished(self, pixels: Tensor, labels: Tensor, ids: Tensor, epoch: int) -> Batch:
         """Augmented on the device."""
         noise = self._noise(ids, epoch)
-        # A smaller last batch is not worth a compilation of its own.
-        make = self._training_batch if len(ids) == self.batch else training_batch
-        return Batch(*make(pixels, labels, noise, self.augment, self._sides, self.classes), ids)
+        return Batch(*training_batch(pixels, labels, noise, self.augment, self._sides, self.classes), ids)
 
 
 class ResidentLoader(TrainLoader):
     """The whole split lies on the device as it was read, mostly uint8; batches are gathered and augmented there."""
 
-    def __init__(
-        self, source: Images, batch: int, device: torch.device, augment: Augment, seed: int, compile: bool = False
-    ) -> None:
-        super().__init__(source, batch, device, augment, seed, compile)
+    def __init__(self, source: Images, batch: int, device: torch.device, augment: Augment, seed: int) -> None:
+        super().__init__(source, batch, device, augment, seed)
         augment.check(*source.pixels.shape[2:])
         self._pixels = source.pixels.to(device)
         self._labels = source.labels.to(device)
@@ -117,13 +110,7 @@ class StreamingLoader(TrainLoader):
 
 
 def train_loader(
-    source: Source,
-    batch: int,
-    device: torch.device | str = "cpu",
-    augment: Augment | None = None,
-    seed: int = 0,
-    *,
-    compile: bool = False,
+    source: Source, batch: int, device: torch.device | str = "cpu", augment: Augment | None = None, seed: int = 0
 ) -> TrainLoader:
     """The loader that suits the source.
 
@@ -133,11 +120,10 @@ def train_loader(
         device: where the batches are wanted.
         augment: what to do to each image; nothing by default. Image files are cropped at random in any case.
         seed: the seed of the whole run.
-        compile: compile the augmentation of images in memory into a few kernels, for a GPU.
     """
     device, augment = torch.device(device), augment or Augment()
     if isinstance(source, Images):
-        return ResidentLoader(source, batch, device, augment, seed, compile)
+        return ResidentLoader(source, batch, device, augment, seed)
     return StreamingLoader(source, batch, device, augment, seed)
 
 

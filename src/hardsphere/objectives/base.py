@@ -97,7 +97,7 @@ class Learner:
             return ascend(
                 lambda x_adv: loss(adversary.logits(self.model, self.head, x_adv)),
                 x,
-                self.fused(adversary.first_point)(x, noise),
+                adversary.first_point(x, noise),
                 adversary.ball,
                 adversary.steps,
                 adversary.step_size,

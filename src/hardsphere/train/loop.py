@@ -97,7 +97,7 @@ class Trainer:
         self.train_source, self.validation = data.train, data.validation
         spec = config.data
         augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
-        self.loader = train_loader(data.train, config.batch, device, augment, config.seed, compile=fast)
+        self.loader = train_loader(data.train, config.batch, device, augment, config.seed)
         self.model = self._initial_model(data)
         self.average = make_average(config, self.model)
         self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast)
