@@ -253,7 +253,10 @@ def audit(
     data: Images = None,
     eps: Annotated[str | None, typer.Option(help="Radius; the run's own by default.")] = None,
     norm: Norm = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most the first N test images.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, help="At most the first N test images.")] = 256,
+    raw: Annotated[
+        bool, typer.Option("--paper-view", help="Audit the model at scale 1 (raw cosines), as the paper measures it.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the findings as JSON into this file.")] = None,
     weights: Weights = None,
     model: Network = None,
@@ -262,21 +265,22 @@ def audit(
     device: Device = None,
 ) -> None:
     """Look for signs that a robustness number cannot be trusted: masked gradients, a flattering scale, and more."""
-    import json
-
     from rich.console import Console
 
     from hardsphere.evaluate.audit import audit as run
     from hardsphere.evaluate.targets import first_images, resolve
+    from hardsphere.files import write_json
     from hardsphere.report.audit import render_audit
     from hardsphere.runtime import pick_device
+    from hardsphere.sphere import paper_view
 
     chosen = pick_device(device)
     job = resolve(target, data=data, eps=eps, norm=norm, weights=weights, network=model)
     other = resolve(source, data=data, eps=eps, norm=norm).model.to(chosen) if source else None
     x, y, ids = first_images(job.source, limit, chosen)
+    audited = job.model.to(chosen)
     found = run(
-        job.model.to(chosen),
+        paper_view(audited) if raw else audited,
         x,
         y,
         job.balls[-1],
@@ -284,10 +288,11 @@ def audit(
         seed=seed,
         selection=job.about.get("selection"),
         surrogate=other,
+        limit=limit,
     )
     Console().print(render_audit(found))
     if out is not None:
-        out.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+        write_json(out, found.to_dict())
 
 
 def _command(without: str | None = None) -> str:
@@ -382,14 +387,14 @@ def bench_train(
     import json
 
     from hardsphere.bench import bench_training
+    from hardsphere.files import write_json
     from hardsphere.runtime import pick_device
 
     overrides = {"batch": batch, "attack.steps": attack_steps} | ({"model": model} if model else {})
     measured = bench_training(recipe, overrides, steps=steps, device=pick_device(device), heads=heads)
     result = measured.to_dict() | {"command": _command(without="--out")}
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(out, result)
     typer.echo(json.dumps({key: value for key, value in result.items() if key != "environment"}, indent=2))
 
 

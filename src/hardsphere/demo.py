@@ -75,7 +75,7 @@ def _judge(deployed: Deployed, data: DataSet, path: Path) -> tuple[Evaluation, E
     paper = evaluate(deployed.model, test, ball=deployed.ball, suite=PAPER_PGD, about=about)
     honest = evaluate(deployed.model, test, ball=deployed.ball, suite="standard", about=about)
     x, y = to_float(test.pixels), test.labels
-    found = audit(deployed.model, x, y, deployed.ball, evaluation=honest, selection=deployed.selection)
+    found = audit(deployed.model, x, y, deployed.ball, evaluation=honest, ids=test.ids, selection=deployed.selection)
     return paper, honest, found
 
 

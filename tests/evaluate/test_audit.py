@@ -169,7 +169,7 @@ def test_every_finding_has_a_toy():
 # -- no false alarm ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.05), ("linf", 0.15), ("l2", 0.3), ("l1", 1.0)])
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.05), ("linf", 0.15), ("l2", 0.3), ("l1", 0.5)])
 def test_a_linear_model_is_sound(norm, eps, linear, samples):
     x, y, ids = (part[:COUNT] for part in samples)
     found = audit(linear, x, y, Ball(norm, eps), ids=ids, selection="the last epoch, not selected on test data")
@@ -190,7 +190,9 @@ def test_log_probabilities_are_logits(linear, samples):
     assert audit(toys.LogSoftmax(linear), x, y, BALL, ids=ids).findings == []
 
 
-@pytest.mark.parametrize(("name", "count"), [("pgd", 150), ("pgd-he", 359)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("pgd", 150), ("pgd-he", 150), pytest.param("pgd-he", 359, marks=pytest.mark.check)]
+)
 def test_an_honestly_trained_robust_model_is_sound(name, count, trained, samples):
     deployed, (x, y, ids) = trained[name], (values[:count] for values in samples)
     found = audit(deployed.model, x, y, deployed.ball, ids=ids, selection=deployed.selection)
@@ -199,7 +201,7 @@ def test_an_honestly_trained_robust_model_is_sound(name, count, trained, samples
     assert 10 < broken < 90  # the probes had something to break and something to leave
 
 
-@pytest.mark.parametrize("count", [100, 200])
+@pytest.mark.parametrize("count", [100, pytest.param(359, marks=pytest.mark.check)])
 def test_raw_cosines_show_the_scale_finding_that_the_deployed_model_does_not(count, trained, samples):
     deployed, (x, y, ids) = trained["pgd-he"], (values[:count] for values in samples)
     found = audit(paper_view(deployed.model), x, y, deployed.ball, ids=ids)
@@ -207,7 +209,7 @@ def test_raw_cosines_show_the_scale_finding_that_the_deployed_model_does_not(cou
     assert found.kinds <= {Kind.LOGIT_SCALE, Kind.CE_WEAKER_THAN_MARGIN}
     (finding,) = (finding for finding in found.findings if finding.kind is Kind.LOGIT_SCALE)
     assert finding.evidence["factor"] == find_head(deployed.model).scale
-    assert finding.evidence["points"] > 1
+    assert min(finding.evidence["points"], finding.evidence["inside"]) > 1
     assert finding.evidence["interval"][0] > 0
 
 

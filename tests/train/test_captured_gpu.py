@@ -11,7 +11,7 @@ import torch
 
 from hardsphere.recipes import recipe
 from hardsphere.train import train
-from hardsphere.train.files import read_tensors
+from hardsphere.train.tensors import read_tensors
 
 pytestmark = [
     pytest.mark.gpu,

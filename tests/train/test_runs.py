@@ -24,7 +24,7 @@ from hardsphere.noise import Noise
 from hardsphere.recipes import recipe
 from hardsphere.threat import Ball
 from hardsphere.train import load, train
-from hardsphere.train.files import read_tensors
+from hardsphere.train.tensors import read_tensors
 
 SHORT = {"epochs": "2", "model": "cnn-4", "batch": "128", "attack.steps": "2"}
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from hardsphere.corruptions.apply import corrupt
 from hardsphere.corruptions.constants import ALL, CORRUPTIONS, SEVERITIES, check_names
 from hardsphere.corruptions.frost import FrostSource, frost_source
 from hardsphere.errors import HardsphereError, nearest
+from hardsphere.files import appearing, write_json
 
 Progress = Callable[[str, int, int], None]
 """Told the corruption, the severity and the number of images done for it."""
@@ -86,7 +85,7 @@ def write_cifar(
         if target.exists():
             _open_array(target, shape)  # says what is wrong, if something is
             continue
-        with _appearing(target) as partial:
+        with appearing(target) as partial:
             block = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
             for severity in SEVERITIES:
                 base = (severity - 1) * len(images)
@@ -223,14 +222,13 @@ def _begin(out: Path, made: dict[str, Any], entries: Sequence[str]) -> Path:
     if any((out / entry).exists() for entry in entries):
         raise HardsphereError(f"'{out}' holds corrupted images without a manifest: choose another directory.")
     out.mkdir(parents=True, exist_ok=True)
-    with _appearing(path) as partial:
-        partial.write_text(json.dumps(made, indent=2) + "\n")
+    write_json(path, made)
     return path
 
 
 def _write_array(target: Path, values: np.ndarray) -> None:
     if not target.exists():
-        with _appearing(target) as partial, partial.open("wb") as file:
+        with appearing(target) as partial, partial.open("wb") as file:
             np.save(file, values)
 
 
@@ -240,27 +238,8 @@ def _is_there(target: Path) -> bool:
 
 def _write_jpeg(target: Path, image: np.ndarray) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _appearing(target, sync=False) as partial:
+    with appearing(target, sync=False) as partial:
         Image.fromarray(image).save(partial, "JPEG", quality=JPEG_QUALITY, optimize=True)
-
-
-@contextmanager
-def _appearing(target: Path, sync: bool = True) -> Iterator[Path]:
-    """A temporary path whose file takes the place of ``target`` in one step, once it is complete.
-
-    Args:
-        sync: wait until it is on the disk. For millions of small files that takes hours; an empty one, as a power cut
-            may leave, is made again.
-    """
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        if sync:
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -38,8 +38,9 @@ from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
 from hardsphere.evaluate.card import corruption_card
 from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample
-from hardsphere.evaluate.runner import DEFAULT_BATCH, Progress, ledger_in, write_json
+from hardsphere.evaluate.runner import DEFAULT_BATCH, Progress, ledger_in
 from hardsphere.evaluate.samples import gather
+from hardsphere.files import write_json
 
 SUITE = "corruptions/1"
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +27,7 @@ from hardsphere.evaluate.images import save_images as write_images
 from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample
 from hardsphere.evaluate.samples import Samples, gather
 from hardsphere.evaluate.suites import CARRIED, Entry, OfEps, Suite, as_suite
+from hardsphere.files import write_json
 from hardsphere.noise import Noise
 from hardsphere.sphere import ScaledView, find_head, paper_view
 from hardsphere.threat import Ball
@@ -580,17 +579,6 @@ class ledger_in:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.ledger.close()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file that is there as a whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _ids_digest(samples: Samples) -> str:

@@ -12,8 +12,9 @@ from hardsphere import models
 from hardsphere.config import Config, from_dict, to_dict
 from hardsphere.data import DataSet
 from hardsphere.errors import HardsphereError
+from hardsphere.files import write_json
 from hardsphere.threat import Ball
-from hardsphere.train.files import read_tensors, write_tensors, write_text
+from hardsphere.train.tensors import read_tensors, write_tensors
 
 MODEL_FILE = "model.safetensors"
 
@@ -86,10 +87,8 @@ def describe(config: Config, data: DataSet, data_dir: Path | None) -> dict[str, 
 
 def save_deployed(directory: Path, model: nn.Module, meta: dict[str, Any]) -> None:
     """Write a model into a checkpoint directory, with a readable copy of its description beside it."""
-    import json
-
     write_tensors(directory / MODEL_FILE, dict(model.state_dict()), meta)
-    write_text(directory / "meta.json", json.dumps(meta, indent=2) + "\n")
+    write_json(directory / "meta.json", meta)
 
 
 def load(path: str | Path) -> Deployed:

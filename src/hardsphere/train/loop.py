@@ -24,12 +24,12 @@ from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
 from hardsphere.train.deployed import build_model, describe, save_deployed
-from hardsphere.train.files import labelled, part, read_tensors, to_device, write_tensors
 from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
 from hardsphere.train.schedules import learning_rate
 from hardsphere.train.selection import held_out_accuracy
 from hardsphere.train.step import Stepper
+from hardsphere.train.tensors import labelled, part, read_tensors, to_device, write_tensors
 
 
 class Reporter(Protocol):

@@ -12,8 +12,8 @@ import yaml
 
 from hardsphere.config import Config, flatten, from_dict, to_dict
 from hardsphere.errors import HardsphereError
+from hardsphere.files import write_json, write_text
 from hardsphere.runtime import environment
-from hardsphere.train.files import write_text
 
 
 class RunDirectory:
@@ -40,7 +40,7 @@ class RunDirectory:
         if self.config_file.exists():
             _check_same(self.path, read_config(self.config_file), config)
             return
-        write_text(self.path / "environment.json", json.dumps(environment(device), indent=2) + "\n")
+        write_json(self.path / "environment.json", environment(device))
         write_text(self.config_file, yaml.safe_dump(to_dict(config), sort_keys=False))
 
     def close(self) -> None:

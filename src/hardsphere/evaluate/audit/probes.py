@@ -216,7 +216,8 @@ def logit_scale(subject: Subject) -> Iterator[Finding]:
     A trial is a start inside one of three balls. At one radius only the few samples near their boundary can tell two
     attacks apart, too few of 100 images for an interval; a sample's share of broken trials tells more. A factor that
     the first start speaks for gets two starts more, and all of them count. Four factors have four chances to look
-    better, so their intervals hold together with 95 %: each with 98.75 % (Bonferroni).
+    better, so their intervals hold together with 95 %: each with 98.75 % (Bonferroni). Over all trials and inside the
+    audit's own ball the gain must exceed a point.
     """
     head = find_head(subject.model)
     scale = head.scale if head is not None and head.scale > 3 else 15.0
@@ -229,12 +230,21 @@ def logit_scale(subject: Subject) -> Iterator[Finding]:
         for factor in (1.0, *worthy):
             hits[factor] = torch.cat([hits[factor], _trials(subject, factor, start)])
     gains |= {factor: subject.mean_gain(hits[factor], hits[1.0], confidence) for factor in worthy}
-    subject.measured["logit_scale"] = {f"x{factor:.3g}": gains[factor].to_dict() for factor in sorted(gains)}
-    stronger = [factor for factor in worthy if gains[factor].over(POINT)]
+    own = slice(RADII.index(1.0), None, len(RADII))
+    inside = {
+        factor: subject.mean_gain(hits[factor][own], hits[1.0][: len(hits[factor])][own]).points for factor in gains
+    }
+    subject.measured["logit_scale"] = {
+        f"x{factor:.3g}": {**gains[factor].to_dict(), "inside": inside[factor]} for factor in sorted(gains)
+    }
+    stronger = [factor for factor in worthy if gains[factor].over(POINT) and inside[factor] > POINT]
     if stronger:
         best = max(stronger, key=lambda factor: gains[factor].points)
-        seen = f"On the logits times {best:.3g}, PGD-{STEPS // 2} breaks {gains[best]} more (n = {subject.n})."
-        yield found(Kind.LOGIT_SCALE, seen, factor=best, n=subject.n, **gains[best].to_dict())
+        seen = (
+            f"On the logits times {best:.3g}, PGD-{STEPS // 2} breaks {inside[best]:.1f} points more inside the ball; "
+            f"with the radii around it, {gains[best]} more (n = {subject.n})."
+        )
+        yield found(Kind.LOGIT_SCALE, seen, factor=best, n=subject.n, inside=inside[best], **gains[best].to_dict())
 
 
 def _trials(subject: Subject, factor: float, start: int) -> Tensor:

@@ -1,9 +1,8 @@
-"""Files that are either the old version or the new one, never half of each."""
+"""Tensors in safetensors files, each with its own description; names with prefixes keep several parts in one file."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,7 @@ import torch
 from torch import Tensor
 
 from hardsphere.errors import HardsphereError
-
-
-def write_text(file: Path, text: str) -> None:
-    """Replace a file's text atomically."""
-    temporary = _beside(file)
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    _publish(temporary, file)
+from hardsphere.files import appearing
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -28,11 +18,8 @@ def write_tensors(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) 
     from safetensors.torch import save_file
 
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    temporary = _beside(file)
-    save_file(plain, temporary, {"hardsphere": json.dumps(meta)})
-    with temporary.open("rb") as stream:
-        os.fsync(stream.fileno())
-    _publish(temporary, file)
+    with appearing(file) as partial:
+        save_file(plain, partial, {"hardsphere": json.dumps(meta)})
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -65,17 +52,3 @@ def labelled(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The tensors on a device."""
     return {name: value.to(device) for name, value in tensors.items()}
-
-
-def _beside(file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file.with_name(f".{file.name}.{os.getpid()}.tmp")
-
-
-def _publish(temporary: Path, file: Path) -> None:
-    temporary.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself must survive a power cut
-    finally:
-        os.close(directory)

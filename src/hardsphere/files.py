@@ -1,0 +1,49 @@
+"""Files that are either the old version or the new one, never half of each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def appearing(target: Path, sync: bool = True) -> Iterator[Path]:
+    """A temporary path whose file takes the place of ``target`` in one step, once it is complete.
+
+    Args:
+        sync: wait until it is on the disk. For millions of small files that takes hours.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield partial
+        if sync:
+            _sync(partial)
+        partial.replace(target)
+        if sync:
+            _sync(target.parent)  # the rename itself must survive a power cut
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a file's text atomically."""
+    with appearing(file) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Replace a JSON file atomically."""
+    write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

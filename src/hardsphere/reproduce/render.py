@@ -1,0 +1,364 @@
+"""From recorded results to a table: plain values first, Markdown from those, so that the two always say the same.
+
+Each measured number stands beside the paper's, with its interval and number of images; each pair of defences is
+compared image by image. Whether a gain is real is said by the honest column alone: if the interval of the paired
+difference there includes 0, the gain is "not shown", whatever the paper's protocol says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hardsphere.config import flatten, from_dict
+from hardsphere.recipes import recipe
+from hardsphere.reproduce import paper
+from hardsphere.reproduce.measures import Measurement
+from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy
+from hardsphere.reproduce.plan import record_id
+from hardsphere.reproduce.sweep import Record, Store
+from hardsphere.reproduce.tables import HONEST, Column, Row, Scale, Table, run_of
+
+SCHEMA = "hardsphere.table/1"
+VERDICTS = {1: "gain shown", 0: "not shown", -1: "loss shown"}
+
+Plain = dict[str, Any]
+
+
+class Builder:
+    """Puts one table together from what is recorded."""
+
+    def __init__(self, table: Table, scale: Scale, store: Store, overrides: Mapping[str, Any] | None = None) -> None:
+        self.table, self.scale, self.store, self.overrides = table, scale, store, overrides
+        self.measurements = table.measurements(scale)
+        self._outcomes: dict[str, dict[str, Bits]] = {}
+
+    def build(self, seeds: Sequence[int] = (0,), command: str = "", remarks: Sequence[str] = ()) -> Plain:
+        """The table in plain values; accuracies and the paper's numbers in percent."""
+        rows = self.table.rows_at(self.scale)
+        lines = [self._row(row, seed, len(seeds) > 1) for seed in seeds for row in rows]
+        pairs = [self._pair(row, seed, len(seeds) > 1) for seed in seeds for row in rows if row.against is not None]
+        runs = [self._provenance(row, seed) for seed in seeds for row in self._distinct(rows)]
+        missing = [line["title"] for line in lines if any(cell is None for cell in line["cells"])]
+        return {
+            "schema": SCHEMA,
+            "table": self.table.name,
+            "title": self.table.title,
+            "scale": self.scale.name,
+            "about": self.scale.about,
+            "complete": not missing,
+            "missing": missing,
+            "columns": [self._column(column, rows, seeds) for column in self.table.all_columns],
+            "rows": lines,
+            "pairs": pairs,
+            "conclusions": [sentence for pair in pairs if (sentence := _conclusion(pair, self._titles()))],
+            "runs": [run for run in runs if run is not None],
+            "measurements": self._measured(rows, seeds),
+            "paper": paper.SETTING.get(self.table.name),
+            "remarks": [*remarks, *paper.REMARKS.get(self.table.name, ()), *self._remarks(rows, seeds)],
+            "command": command,
+        }
+
+    # -- what is recorded ---------------------------------------------------------------------------------------------
+
+    def record(self, row: Row, measure: str, seed: int) -> Record | None:
+        config = run_of(self.table, row, self.scale, seed, self.overrides).config
+        return self.store.records.get(record_id(config, self.measurements[measure]))
+
+    def _any_record(self, row: Row, seed: int) -> Record | None:
+        found = (self.record(row, measure, seed) for measure in self.measurements)
+        return next((one for one in found if one is not None), None)
+
+    def _bits(self, record: Record) -> dict[str, Bits]:
+        if record["id"] not in self._outcomes:
+            self._outcomes[record["id"]] = self.store.outcomes(record)
+        return self._outcomes[record["id"]]
+
+    def _row_named(self, title: str) -> Row:
+        return next(row for row in self.table.rows if row.title == title)
+
+    def _titles(self) -> list[str]:
+        return [column.title for column in self.table.all_columns]
+
+    def _distinct(self, rows: Sequence[Row]) -> list[Row]:
+        """One row per training: the severities of a defence share theirs."""
+        return [row for row in rows if row.severity in (None, 1)]
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def _row(self, row: Row, seed: int, several: bool) -> Plain:
+        cells = [self._cell(row, column, seed) for column in self.table.all_columns]
+        return {"title": _titled(row.title, seed, several), "seed": seed, "cells": cells}
+
+    def _cell(self, row: Row, column: Column, seed: int) -> Plain | None:
+        printed = self.table.values.get(row.title, {}).get(column.title)
+        if column.measure == "training":
+            record = self._any_record(row, seed)
+            value = None if record is None else float(record["trained"][column.cells[0]])
+            return None if value is None else {"value": value, "interval": None, "n": None, "paper": printed}
+        record = self.record(row, column.measure, seed)
+        if record is None:
+            return None
+        names = _cells(column, row, record)
+        if any(name not in self._bits(record) for name in names):
+            return None
+        return _percent(accuracy([self._bits(record)[name] for name in names])) | {"paper": printed}
+
+    def _pair(self, row: Row, seed: int, several: bool) -> Plain:
+        assert row.against is not None
+        other = self._row_named(row.against)
+        cells = [self._difference(row, other, column, seed) for column in self.table.all_columns]
+        honest = cells[self._titles().index(HONEST.title)]
+        return {
+            "title": _titled(f"{row.title} − {other.title}", seed, several),
+            "seed": seed,
+            "cells": cells,
+            "verdict": "not measured" if honest is None else VERDICTS[honest["sign"]],
+        }
+
+    def _difference(self, row: Row, other: Row, column: Column, seed: int) -> Plain | None:
+        if column.measure == "training":
+            return None
+        first, second = self.record(row, column.measure, seed), self.record(other, column.measure, seed)
+        if first is None or second is None:
+            return None
+        names = _cells(column, row, first)
+        if any(name not in self._bits(record) for name in names for record in (first, second)):
+            return None
+        found = self.store.compare(first, second, names)
+        values = self.table.values
+        mine, theirs = (values.get(one.title, {}).get(column.title) for one in (row, other))
+        printed = None if mine is None or theirs is None else round(mine - theirs, 2)
+        return _percent(found) | {"sign": found.sign, "paper": printed}
+
+    # -- where they come from -----------------------------------------------------------------------------------------
+
+    def _column(self, column: Column, rows: Sequence[Row], seeds: Sequence[int]) -> Plain:
+        cells = (self._cell(row, column, seed) for row in rows for seed in seeds)
+        n = next((cell["n"] for cell in cells if cell is not None), None)
+        return {"title": column.title, "protocol": self._protocol(column), "n": n, "note": column.note}
+
+    def _protocol(self, column: Column) -> str:
+        if column.measure == "training":
+            return "–"
+        if column.cells == ("clean",):
+            return "clean"
+        said = self.measurements[column.measure].describe()
+        return str(said.get("protocol", said["kind"]))
+
+    def _measured(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[Plain]:
+        """How each measurement was made, from the first record of it."""
+        found = []
+        for name, measurement in self.measurements.items():
+            records = (self.record(row, name, seed) for seed in seeds for row in rows)
+            record = next((one for one in records if one is not None), None)
+            found.append({"name": name, **_measurement(measurement, record)})
+        return found
+
+    def _provenance(self, row: Row, seed: int) -> Plain | None:
+        record = self._any_record(row, seed)
+        if record is None:
+            return None
+        records = [one for name in self.measurements if (one := self.record(row, name, seed)) is not None]
+        machine, trained = record["environment"], record["trained"]
+        return {
+            "title": row.title if row.severity is None else row.title.rpartition(",")[0],
+            "id": record["training"],
+            "recipe": recipe_line(record["config"]),
+            "seed": seed,
+            "epochs": trained["epochs"],
+            "best_epoch": trained["best_epoch"],
+            "selection": trained["selection"],
+            "training_minutes": trained["minutes"],
+            "judging_minutes": sum(one["seconds"] for one in records) / 60,
+            "models": sorted({one["result"]["model"] for one in records if "model" in one["result"]}),
+            "commits": sorted({one["environment"]["commit"] or one["environment"]["source"] for one in records}),
+            "hardware": machine["device"],
+            "torch": machine["torch"],
+            "outcomes": [one["outcomes"] for one in records],
+            "commands": list(dict.fromkeys(one["command"] for one in records if one["command"])),
+        }
+
+    def _remarks(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
+        """What the evaluations remarked, and what was other than it should be."""
+        found: dict[str, None] = {}
+        for seed in seeds:
+            for row in self._distinct(rows):
+                models = set()
+                for name in self.measurements:
+                    record = self.record(row, name, seed)
+                    if record is None:
+                        continue
+                    found |= dict.fromkeys(f"{name}: {text}" for text in record["result"].get("remarks", ()))
+                    models.add(record["result"].get("model"))
+                    if record["result"].get("frost_stand_in"):
+                        text = "mCA is the mean over the other 14 corruptions; the paper's is over all 15."
+                        found[f"{name}: {text}"] = None
+                if len(models) > 1:
+                    found[f"{row.title}: its columns come from {len(models)} trainings of the same configuration."] = (
+                        None
+                    )
+        return list(found)
+
+
+def _cells(column: Column, row: Row, record: Record) -> list[str]:
+    """The columns of outcomes behind a number; a mean over all corruptions leaves a stand-in frost out."""
+    names = [name.format(s=row.severity) for name in column.cells]
+    kinds = {name.rpartition("-")[0] for name in names}
+    if record["result"].get("frost_stand_in") and len(kinds) > 1:
+        names = [name for name in names if not name.startswith("frost-")]
+    return names
+
+
+def _percent(found: Estimate) -> Plain:
+    low, high = found.interval
+    return {"value": 100 * found.value, "interval": [100 * low, 100 * high], "n": found.n}
+
+
+def _titled(title: str, seed: int, several: bool) -> str:
+    return f"{title}, seed {seed}" if several else title
+
+
+def _conclusion(pair: Plain, titles: Sequence[str]) -> str | None:
+    """What became of a gain that the paper's protocol shows."""
+    honest = pair["cells"][titles.index(HONEST.title)]
+    gains = [
+        f"{title} {cell['value']:+.2f}"
+        for title, cell in zip(titles, pair["cells"], strict=True)
+        if cell is not None and cell["sign"] > 0 and title not in (HONEST.title, "Clean")
+    ]
+    if honest is None or honest["sign"] > 0 or not gains:
+        return None
+    low, high = honest["interval"]
+    fate = "not shown" if honest["sign"] == 0 else "a loss"
+    return (
+        f"{pair['title']}: {', '.join(gains)}; under the honest protocol {honest['value']:+.2f} "
+        f"[{low:+.2f}, {high:+.2f}]: {fate}."
+    )
+
+
+def _measurement(measurement: Measurement, record: Record | None) -> Plain:
+    said = measurement.describe()
+    if record is None:
+        return said
+    keys = ("suite", "ball", "n", "data", "seed", "changes", "from", "protocol")
+    return said | {key: record["result"][key] for key in keys if key in record["result"]}
+
+
+def recipe_line(config: Mapping[str, Any]) -> str:
+    """``cifar10/pgd-he epochs=20 ...``: what `hardsphere train` is given to train this configuration."""
+    made = from_dict(config)
+    base, ours = flatten(recipe(made.recipe, {"source": made.source})), flatten(made)
+    changes = [f"{key}={_word(value)}" for key, value in ours.items() if base.get(key) != value]
+    return " ".join([made.recipe, *changes])
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_word, value))
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Markdown
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def markdown(built: Plain) -> str:
+    """A built table for people."""
+    head = [f"# {built['title']} ({built['scale']})", ""]
+    if not built["complete"]:
+        count = f"{len(built['missing'])} of {len(built['rows'])} rows lack something"
+        head += [f"**Incomplete**: {count}; the same command goes on.", ""]
+    head += [f"{built['about'][0].upper()}{built['about'][1:]}. Accuracy in %, 95 % intervals in brackets.", ""]
+    parts = [*head, *_results(built), *_pairs(built), *_notes(built), *_runs(built)]
+    return "\n".join(parts) + "\n"
+
+
+def _results(built: Plain) -> list[str]:
+    columns = built["columns"]
+    lines = ["## Measured, and the paper's", ""]
+    lines += _header(["defence", *(column["title"] for column in columns)])
+    lines += [_line(["*protocol*", *(f"*{column['protocol']}*" for column in columns)])]
+    lines += [_line(["*n*", *("" if column["n"] is None else f"*{column['n']}*" for column in columns)])]
+    for row in built["rows"]:
+        lines.append(_line([f"**{row['title']}**", *(_value(cell) for cell in row["cells"])]))
+        if any(cell is not None and cell["paper"] is not None for cell in row["cells"]):
+            lines.append(_line(["the paper's", *(_printed(cell) for cell in row["cells"])]))
+    return [*lines, ""]
+
+
+def _pairs(built: Plain) -> list[str]:
+    if not built["pairs"]:
+        return []
+    columns = [column["title"] for column in built["columns"]]
+    lines = ["## Differences, paired image by image", ""]
+    lines += _header(["pair", *columns, "honest gain"])
+    for pair in built["pairs"]:
+        cells = [_value(cell, "+") for cell in pair["cells"]]
+        lines.append(_line([f"**{pair['title']}**", *cells, f"**{pair['verdict']}**"]))
+        if any(cell is not None and cell["paper"] is not None for cell in pair["cells"]):
+            lines.append(_line(["the paper's", *(_printed(cell, "+") for cell in pair["cells"]), ""]))
+    lines.append("")
+    lines += [f"- {sentence}" for sentence in built["conclusions"]]
+    return [*lines, ""] if built["conclusions"] else lines
+
+
+def _notes(built: Plain) -> list[str]:
+    lines = ["## How it was measured", ""]
+    for one in built["measurements"]:
+        words = [f"`{one['name']}`", str(one.get("protocol", one["kind"])), str(one.get("suite", one["kind"]))]
+        words += [f"in {one['ball']}"] if "ball" in one else []
+        words += [one["from"]] if "from" in one else []
+        words += [f"n = {one['n']}"] if "n" in one else ["not measured yet"]
+        words += [f"seed {one['seed']}"] if "seed" in one else []
+        words += [f"data {one['data']}"] if "data" in one else []
+        words += [f"changed: {'; '.join(one['changes'])}"] if one.get("changes") else []
+        lines.append(f"- {_escape(', '.join(words))}")
+    lines += [f"- {column['title']}: {column['note']}" for column in built["columns"] if column["note"]]
+    if built["paper"]:
+        lines.append(f"- The paper's numbers: {built['paper']}")
+    lines += [f"- {_escape(remark)}" for remark in built["remarks"]]
+    return [*lines, ""]
+
+
+def _runs(built: Plain) -> list[str]:
+    lines = ["## Runs", ""]
+    lines += _header(["run", "seed", "best epoch", "training, min", "judging, min", "model", "commit", "hardware"])
+    for run in built["runs"]:
+        best = f"{run['best_epoch']} of {run['epochs']}"
+        minutes = [f"{run[key]:.2f}" for key in ("training_minutes", "judging_minutes")]
+        models, commits = ", ".join(run["models"]), ", ".join(run["commits"])
+        where = f"{run['hardware']}, torch {run['torch']}"
+        lines.append(_line([run["title"], str(run["seed"]), best, *minutes, models, commits, where]))
+    lines += ["", *(f"- {run['title']}: `{run['recipe']}`; {run['selection']}" for run in built["runs"])]
+    commands = list(dict.fromkeys([built["command"], *(one for run in built["runs"] for one in run["commands"])]))
+    lines += [f"- Command: `{command}`" for command in commands if command]
+    return lines
+
+
+def _value(cell: Plain | None, sign: str = "") -> str:
+    if cell is None:
+        return ""
+    if cell["interval"] is None:
+        return f"{cell['value']:{sign}.4g}"
+    low, high = cell["interval"]
+    return f"{cell['value']:{sign}.2f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def _printed(cell: Plain | None, sign: str = "") -> str:
+    return "" if cell is None or cell["paper"] is None else f"{cell['paper']:{sign}.2f}"
+
+
+def _header(cells: Sequence[str]) -> list[str]:
+    return [_line(cells), _line(["---", *["---:"] * (len(cells) - 1)])]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")

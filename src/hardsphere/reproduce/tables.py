@@ -1,0 +1,528 @@
+"""The paper's tables as plans: which runs at which scale, and which column comes from which measurement.
+
+Every table has the paper's columns, measured in the paper's protocol, and beside them the worst case over the standard
+suite on the model as deployed (the honest protocol): `HONEST` is appended to each of them. `smoke` runs on a CPU in
+minutes and shows that everything works; `small` is PreActResNet-18 with a short schedule; `full` is the paper's recipe.
+
+A new table is one entry in `TABLES`; if it needs a new kind of measurement, that is one more in `MEASURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hardsphere.corruptions import CORRUPTIONS, SEVERITIES
+from hardsphere.errors import HardsphereError, nearest
+from hardsphere.evaluate import SUITES, Entry, OfEps, Suite
+from hardsphere.recipes import recipe
+from hardsphere.reproduce import paper
+from hardsphere.reproduce.measures import ROBUST, Attacks, Corruptions, Measurement, attacks
+from hardsphere.reproduce.plan import Plan, Run, merge
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scales
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is.
+
+    Attributes:
+        name: ``smoke``, ``small`` or ``full``.
+        about: in words.
+        overrides: of every run, by data and framework.
+        limits: test images of a measurement; all of them where there is none.
+        entries: test images of single attacks.
+        options: other settings of attacks, where even one image would take too long.
+    """
+
+    name: str
+    about: str
+    overrides: Callable[[str, str], dict[str, Any]]
+    limits: Mapping[str, int | None]
+    entries: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def limit(self, measurement: str) -> int | None:
+        return self.limits.get(measurement, self.limits.get("*"))
+
+
+def _smoke(data: str, framework: str) -> dict[str, Any]:
+    values: dict[str, Any] = {"epochs": 1 if framework == "free" else 2, "select.steps": 2, "select.limit": 50}
+    if framework in ("pgd", "alp", "trades"):
+        values |= {"attack.steps": 3, "attack.step_size": 0.1}
+    return values | ({"model": "cnn-8"} if data == "arrays" else {})
+
+
+def _small(data: str, framework: str) -> dict[str, Any]:
+    if data == "folder":
+        return {"epochs": 10, "schedule": "onecycle", "data.size": 64, "batch": 128}
+    if framework in ("fast", "free"):
+        return {}  # the paper's own recipe is PreActResNet-18 and short
+    return {"model": "preactresnet18", "epochs": 20, "schedule": "onecycle", "lr": 0.2, "ema.decay": 0.999}
+
+
+def _full(data: str, framework: str) -> dict[str, Any]:
+    return {}
+
+
+_SMOKE_OPTIONS: dict[str, dict[str, Any]] = {
+    "pgd-500": {"steps": 30},
+    "pgd-500-adaptive": {"steps": 30},
+    "pgd-50-10": {"steps": 10, "restarts": 2},
+    "deepfool": {"steps": 5},
+    "cw-100": {"steps": 10},
+    "cw-l2": {"steps": 10, "searches": 2},
+    "feature": {"steps": 3, "restarts": 2},
+    "fab-20": {"steps": 3},
+    "apgd-ce": {"steps": 10},
+    "apgd-t": {"steps": 5, "targets": 2},
+    "fab-t": {"steps": 3, "targets": 2},
+    "square": {"queries": 30},
+    "zoo": {"queries": 60},
+    "rays": {"queries": 60},
+    **{f"{attack}-{steps}": {"pairs": 4} for attack in ("spsa", "nes") for steps in (20, 50, 80)},
+}
+
+SCALES: dict[str, Scale] = {
+    "smoke": Scale(
+        "smoke",
+        "8 x 8 digits, a small CNN, two epochs, a few images and shortened attacks: that everything works, no result",
+        _smoke,
+        {"*": 24, "corruptions": 12},
+        options=_SMOKE_OPTIONS,
+    ),
+    "small": Scale(
+        "small",
+        "PreActResNet-18, 20 epochs of one cycle with averaged weights (FastAT and FreeAT: the paper's schedules)",
+        _small,
+        {"standard": 1000, "raw-standard": 1000, "pgd-50-10": 1000, "imagenet-pgd": 1000, "blackbox": 100}
+        | {"rays": 200, "corruptions": 1000},
+        entries={"cw-l2": 200, "feature": 200},
+    ),
+    "full": Scale("full", "the paper's recipe", _full, {"blackbox": 1000, "rays": 1000}),
+}
+
+
+def scale_named(name: str) -> Scale:
+    """One of the scales."""
+    if name not in SCALES:
+        raise HardsphereError(f"Unknown scale '{name}': use one of {', '.join(SCALES)}.{nearest(name, SCALES)}")
+    return SCALES[name]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measurements
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _pgd(name: str, steps: int, *, restarts: int = 1, keep: str = "last") -> Entry:
+    """PGD through raw cosines at a quarter of the radius per step (2/255 at 8/255, 1/255 at 4/255)."""
+    options = {"steps": steps, "restarts": restarts, "step_size": OfEps(1 / 4), "loss": "cross_entropy", "keep": keep}
+    return Entry(name, "pgd", options, view="paper", cost=3.0 * steps * restarts)
+
+
+# fast_adversarial counts an image as broken in any restart, so here any iterate counts.
+_FAST = Suite("fast-adversarial", 1, "paper", (_pgd("pgd-50-10", 50, restarts=10, keep="any"),), cascade=False)
+_IMAGENET = Suite("imagenet-pgd", 1, "paper", (_pgd("pgd-10", 10), _pgd("pgd-50", 50)), cascade=False)
+_RAW = Suite(
+    "standard-raw-cosines",
+    1,
+    "paper",
+    tuple(replace(entry, view="paper") for entry in SUITES["standard"].entries),
+    caveat="AutoAttack's standard set on raw cosines, as the paper ran it.",
+)
+
+
+def _attacks(measure: str, suite: str | Suite, only: Sequence[str] | None = None) -> Callable[[Scale], Measurement]:
+    def make(scale: Scale) -> Attacks:
+        entries = (SUITES[suite] if isinstance(suite, str) else suite).entries
+        names = [entry.name for entry in entries if only is None or entry.name in only]
+        # The paper's radius, .031, says nothing on digits, which are trained and judged at .2.
+        eps = "run" if scale.name == "smoke" else None
+        return attacks(
+            suite,
+            name=measure,
+            only=only,
+            limits={name: scale.entries[name] for name in names if name in scale.entries},
+            options={name: scale.options[name] for name in names if name in scale.options},
+            eps=eps,
+            limit=scale.limit(measure),
+        )
+
+    return make
+
+
+_QUERIES = ("zoo", *(f"{attack}-{steps}" for attack in ("spsa", "nes") for steps in (20, 50, 80)))
+
+MEASURES: dict[str, Callable[[Scale], Measurement]] = {
+    "paper": _attacks("paper", "paper"),
+    "pgd-20": _attacks("pgd-20", "paper", ("pgd-20", "pgd-20-adaptive")),
+    "standard": _attacks("standard", "standard"),
+    "raw-standard": _attacks("raw-standard", _RAW),
+    "pgd-50-10": _attacks("pgd-50-10", _FAST),
+    "imagenet-pgd": _attacks("imagenet-pgd", _IMAGENET),
+    "blackbox": _attacks("blackbox", "blackbox", _QUERIES),
+    "rays": _attacks("rays", "blackbox", ("rays",)),
+    "corruptions": lambda scale: Corruptions(limit=scale.limit("corruptions")),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A defence.
+
+    Attributes:
+        title: as printed; also the key of the paper's values.
+        recipe: without the data, such as ``pgd-he``.
+        overrides: of this row.
+        against: the row it is paired with.
+        severity: of corruptions, where a row is one severity.
+        scales: where the row exists.
+    """
+
+    title: str
+    recipe: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    against: str | None = None
+    severity: int | None = None
+    scales: tuple[str, ...] = tuple(SCALES)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of each row.
+
+    Attributes:
+        title: as printed; also the key of the paper's values.
+        measure: the measurement it comes from; ``training`` for what training itself says.
+        cells: the columns of outcomes that it is the mean of; ``{s}`` is the row's severity.
+        note: what a reader must know.
+    """
+
+    title: str
+    measure: str
+    cells: tuple[str, ...]
+    note: str = ""
+
+
+HONEST = Column("Standard", "standard", (ROBUST,), "the worst case over AutoAttack's standard set, as deployed")
+CLEAN = Column("Clean", "paper", ("clean",))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper.
+
+    Attributes:
+        name: what it is asked for by.
+        title: its title.
+        rows: the defences.
+        columns: the paper's columns; the honest one is appended to them.
+        data: the data set at the scales small and full.
+        values: the paper's numbers by row and column.
+        smoke_data: the data set at the scale smoke.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    values: Mapping[str, Mapping[str, float]]
+    data: str = "cifar10"
+    smoke_data: str = "digits"
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        return (*self.columns, HONEST)
+
+    def rows_at(self, scale: Scale) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if scale.name in row.scales)
+
+    def data_at(self, scale: Scale) -> str:
+        return self.smoke_data if scale.name == "smoke" else self.data
+
+    def measurements(self, scale: Scale) -> dict[str, Measurement]:
+        """By the name that columns know them by."""
+        names = dict.fromkeys(column.measure for column in self.all_columns if column.measure != "training")
+        return {name: MEASURES[name](scale) for name in names}
+
+
+def run_of(table: Table, row: Row, scale: Scale, seed: int = 0, overrides: Mapping[str, Any] | None = None) -> Run:
+    """The run behind a row."""
+    data = table.data_at(scale)
+    framework = row.recipe.partition("-")[0]
+    # Corruptions need colour images: there the digits come from a file, with everything else as for digits.
+    base, dataset = ("digits", {"dataset": "arrays"}) if data == "arrays" else (data, {})
+    values = {**dataset, **scale.overrides(data, framework), **row.overrides, **(overrides or {}), "seed": seed}
+    config = recipe(f"{base}/{row.recipe}", values)
+    name = row.title if row.severity is None else row.title.rpartition(",")[0]
+    return Run(f"{name}, seed {seed}" if seed else name, config, tuple(table.measurements(scale).values()))
+
+
+def plan_of(
+    tables: Sequence[Table],
+    scale: Scale,
+    seeds: Sequence[int] = (0,),
+    overrides: Mapping[str, Any] | None = None,
+    keep_weights: bool = True,
+) -> Plan:
+    """Everything that some tables need at a scale; what they share is done once."""
+    runs = [
+        run_of(table, row, scale, seed, overrides) for table in tables for seed in seeds for row in table.rows_at(scale)
+    ]
+    return merge(", ".join(table.name for table in tables), runs, keep_weights)
+
+
+def table_named(name: str) -> Table:
+    """One of the tables."""
+    if name not in TABLES:
+        raise HardsphereError(f"Unknown table '{name}': use all or one of {', '.join(TABLES)}.{nearest(name, TABLES)}")
+    return TABLES[name]
+
+
+_FRAMEWORKS = {"PGD-AT": "pgd", "ALP": "alp", "TRADES": "trades", "FastAT": "fast", "FreeAT": "free"}
+_HEADS = {"": "", " + HE": "-he", " + m-HE": "-mhe"}
+
+
+def _grid(frameworks: Sequence[str], heads: Sequence[str]) -> tuple[Row, ...]:
+    """Each framework with each head, paired with the plain one."""
+    return tuple(
+        Row(title + head, _FRAMEWORKS[title] + _HEADS[head], against=title if head else None)
+        for title in frameworks
+        for head in heads
+    )
+
+
+_THREE, _PLAIN_HE, _ALL_HEADS = ("PGD-AT", "ALP", "TRADES"), ("", " + HE"), ("", " + HE", " + m-HE")
+
+_WHITE_BOX = (
+    CLEAN,
+    *(
+        Column(title, "paper", (cell,), note)
+        for title, cell, note in (
+            ("PGD-20", "pgd-20", ""),
+            ("PGD-500", "pgd-500", ""),
+            ("MIM-20", "mim-20", ""),
+            ("FGSM", "fgsm", ""),
+            ("DeepFool", "deepfool", "the smallest perturbation, counted only inside the ball"),
+            ("C&W", "cw-100", "PGD-100 on the margin"),
+            ("C&W (legacy)", "cw-l2", "minimum l2, counted only inside the l-inf ball: measures that filter"),
+            ("Feature", "feature", "the paper gives no settings"),
+            ("FAB", "fab-20", "20 steps, counted only inside the ball"),
+        )
+    ),
+)
+_ADAPTIVE = (
+    Column("PGD-20 with s, m", "paper", ("pgd-20-adaptive",), "the adaptive attack, at the training scale"),
+    Column("PGD-500 with s, m", "paper", ("pgd-500-adaptive",), "the adaptive attack, at the training scale"),
+)
+
+_SHORT = ("Gauss", "Shot", "Impulse", "Defocus", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Bright", "Contra")
+CORRUPTION_TITLES = dict(zip(CORRUPTIONS, (*_SHORT, "Elastic", "Pixel", "JPEG"), strict=True))
+_MCA = Column("mCA", "corruptions", tuple(f"{name}-{severity}" for name in CORRUPTIONS for severity in SEVERITIES))
+_CORRUPTION_MEANS = tuple(
+    Column(title, "corruptions", tuple(f"{name}-{severity}" for severity in SEVERITIES))
+    for name, title in CORRUPTION_TITLES.items()
+)
+_CORRUPTION_CELLS = tuple(Column(title, "corruptions", (name + "-{s}",)) for name, title in CORRUPTION_TITLES.items())
+
+
+def _severities(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """A row for each severity of each defence."""
+    return tuple(
+        replace(
+            row,
+            title=f"{row.title}, severity {severity}",
+            against=row.against and f"{row.against}, severity {severity}",
+            severity=severity,
+        )
+        for row in rows
+        for severity in SEVERITIES
+    )
+
+
+def _severity_values(cells: Mapping[str, paper.Cells]) -> dict[str, dict[str, float]]:
+    return {
+        f"{title}, severity {severity}": {CORRUPTION_TITLES[name]: values[severity - 1] for name, values in row.items()}
+        for title, row in cells.items()
+        for severity in SEVERITIES
+    }
+
+
+def _scale_and_margin(s: float, m: float) -> str:
+    return f"TRADES + HE, s = {s}, m = {m}"
+
+
+def _imagenet_rows() -> tuple[Row, ...]:
+    rows = list(_grid(["FreeAT"], _PLAIN_HE))
+    for title, model in (
+        ("ResNet-152", "resnet152"),
+        ("WRN-50-2", "wide_resnet50_2"),
+        ("WRN-101-2", "wide_resnet101_2"),
+    ):
+        for row in _grid(["FreeAT"], _PLAIN_HE):
+            against = row.against and f"{row.against}, {title}"
+            rows.append(Row(f"{row.title}, {title}", row.recipe, {"model": model}, against, scales=("full",)))
+    return tuple(rows)
+
+
+def _steps_rows() -> tuple[Row, ...]:
+    rows = []
+    for k in range(1, 8):
+        scales = tuple(SCALES) if k in (1, 3) else ("small", "full")
+        plain = f"PGD-AT, k = {k}"
+        rows.append(Row(plain, "pgd", {"attack.steps": k}, scales=scales))
+        rows.append(Row(f"PGD-AT + HE, k = {k}", "pgd-he", {"attack.steps": k}, plain, scales=scales))
+    return tuple(rows)
+
+
+_ABLATION_ROWS = tuple(
+    Row(f"PGD-AT{title}", f"pgd{variant}", against="PGD-AT" if variant else None)
+    for title, variant in (("", ""), (" + FN", "-fn"), (" + WN", "-wn"), (" + FN + WN", "-fnwn"), (" + HE", "-he"))
+)
+_PGD_20 = (
+    Column("Clean", "pgd-20", ("clean",)),
+    Column("PGD-20", "pgd-20", ("pgd-20",)),
+    Column("PGD-20 with s, m", "pgd-20", ("pgd-20-adaptive",), "the adaptive attack, at the training scale"),
+)
+
+_LIST = (
+    Table(
+        "table2",
+        "Table 2. White-box attacks on CIFAR-10",
+        _grid(_THREE, _ALL_HEADS),
+        (*_WHITE_BOX, *_ADAPTIVE),
+        paper.TABLE_2_AND_10 | {row: {**paper.TABLE_2[row], **paper.ADAPTIVE.get(row, {})} for row in paper.TABLE_2},
+    ),
+    Table(
+        "table3",
+        "Table 3. FastAT and FreeAT with HE and m-HE on CIFAR-10",
+        _grid(("FastAT", "FreeAT"), _ALL_HEADS),
+        (
+            Column("Epochs", "training", ("epochs",)),
+            Column("Clean", "pgd-50-10", ("clean",)),
+            Column("PGD-50", "pgd-50-10", ("pgd-50-10",), "50 steps, 10 restarts, any broken iterate counts"),
+            Column("Minutes", "training", ("minutes",), "training alone, on the hardware named below"),
+        ),
+        paper.TABLE_3,
+    ),
+    Table(
+        "table4",
+        "Table 4. FreeAT with HE on ImageNet, or any image folder",
+        _imagenet_rows(),
+        (
+            Column("Clean", "imagenet-pgd", ("clean",)),
+            Column("PGD-10", "imagenet-pgd", ("pgd-10",)),
+            Column("PGD-50", "imagenet-pgd", ("pgd-50",)),
+        ),
+        paper.TABLE_4,
+        data="folder",
+    ),
+    Table(
+        "table5",
+        "Table 5. Common corruptions on CIFAR-10-C, means over severities",
+        _grid(_THREE, _PLAIN_HE),
+        (_MCA, *_CORRUPTION_MEANS[3:]),
+        paper.TABLE_5,
+        smoke_data="arrays",
+    ),
+    Table(
+        "table6",
+        "Table 6. RayS and AutoAttack on CIFAR-10",
+        (
+            Row("PGD-AT", "pgd"),
+            Row("PGD-AT + HE", "pgd-he", against="PGD-AT"),
+            Row("PGD-AT, WRN-34-20", "pgd", {"model": "wrn-34-20"}, scales=("full",)),
+            Row("PGD-AT + HE, WRN-34-20", "pgd-he", {"model": "wrn-34-20"}, "PGD-AT, WRN-34-20", scales=("full",)),
+        ),
+        (
+            Column("Clean", "raw-standard", ("clean",)),
+            Column("RayS", "rays", ("rays",), "10,000 queries; the paper does not state its own"),
+            Column("AutoAttack", "raw-standard", (ROBUST,), "on raw cosines, as the paper ran it"),
+        ),
+        paper.TABLE_6,
+    ),
+    Table(
+        "table8",
+        "Table 8. Query-based black-box attacks on CIFAR-10",
+        _grid(_THREE, _PLAIN_HE),
+        tuple(
+            Column(name.upper(), "blackbox", (name,))
+            for name in ("zoo", "spsa-20", "spsa-50", "spsa-80", "nes-20", "nes-50", "nes-80")
+        ),
+        paper.TABLE_8,
+    ),
+    Table(
+        "table9",
+        "Table 9. Scale s and margin m of TRADES + HE on CIFAR-10",
+        (
+            Row("TRADES", "trades"),
+            *(
+                Row(_scale_and_margin(s, m), "trades-he", {"head.scale": s, "head.margin": m}, "TRADES")
+                for s, m in paper.TABLE_9
+            ),
+        ),
+        _PGD_20,
+        {"TRADES": {"Clean": 84.62, "PGD-20": 56.48}}
+        | {
+            _scale_and_margin(*key): dict(zip(("Clean", "PGD-20"), pair, strict=True))
+            for key, pair in paper.TABLE_9.items()
+        },
+    ),
+    Table(
+        "table10",
+        "Table 10. m-HE under white-box attacks on CIFAR-10",
+        _grid(_THREE, _ALL_HEADS),
+        tuple(column for column in _WHITE_BOX if column.title not in ("Feature", "FAB")),
+        paper.TABLE_10,
+    ),
+    Table(
+        "table11",
+        "Table 11. Common corruptions on CIFAR-10-C, all 75 cells",
+        _severities(_grid(_THREE, _PLAIN_HE)),
+        _CORRUPTION_CELLS,
+        _severity_values(paper.TABLE_11),
+        smoke_data="arrays",
+    ),
+    Table(
+        "table12",
+        "Table 12. Common corruptions on ImageNet-C, all 75 cells",
+        _severities(_grid(["FreeAT"], _PLAIN_HE)),
+        _CORRUPTION_CELLS,
+        _severity_values(paper.TABLE_12),
+        data="folder",
+        smoke_data="arrays",
+    ),
+    Table(
+        "ablation",
+        "Ablation. FN, WN and the margin of PGD-AT on CIFAR-10 (section 4.1)",
+        _ABLATION_ROWS,
+        _PGD_20,
+        paper.ABLATION,
+    ),
+    Table(
+        "adaptive",
+        "Adaptive attacks. PGD with s and m on CIFAR-10 (section 4.1)",
+        _grid(["PGD-AT"], _ALL_HEADS),
+        (CLEAN, *(column for column in _WHITE_BOX if column.title in ("PGD-20", "PGD-500")), *_ADAPTIVE),
+        paper.ADAPTIVE,
+    ),
+    Table(
+        "steps",
+        "Fig. 2, left. PGD-AT with k steps in training, under PGD-20 on CIFAR-10",
+        _steps_rows(),
+        _PGD_20,
+        {},
+    ),
+)
+
+TABLES: dict[str, Table] = {table.name: table for table in _LIST}

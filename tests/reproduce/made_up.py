@@ -1,0 +1,83 @@
+"""Made-up runs: a clock turned by hand, a trainer that takes as long as it is told, measurements without models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hardsphere.config import Config
+from hardsphere.reproduce import sweep as sweeping
+from hardsphere.reproduce.measures import Measured, Subject
+from hardsphere.train.loop import Position
+
+
+class Clock:
+    """Seconds that pass only when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Workshop:
+    """What `sweep` calls instead of real training: each epoch takes ``epoch_seconds``; checkpoints survive."""
+
+    clock: Clock
+    epoch_seconds: float = 10.0
+    trained: list[tuple[str, int]] = field(default_factory=list)  # (recipe, epoch) in the order of the work
+
+    def train(self, config: Config, path: Path, *, reporter: Any, **_: Any) -> Any:
+        state = path / "checkpoints" / "state.json"
+        epoch = json.loads(state.read_text()) if state.exists() else 0
+        while epoch < config.epochs:
+            for batch in range(2):
+                self.clock.now += self.epoch_seconds / 2
+                reporter.advance(2 * epoch + batch)
+            epoch += 1
+            self.trained.append((config.recipe, epoch))
+            state.parent.mkdir(parents=True, exist_ok=True)
+            state.write_text(json.dumps(epoch))
+            with (path / "metrics.jsonl").open("a") as stream:
+                stream.write(json.dumps({"epoch": epoch, "seconds": self.epoch_seconds}) + "\n")
+            reporter.epoch({"epoch": epoch})
+        return SimpleNamespace(position=Position(epoch=epoch, best=(0.5, 0.9), best_epoch=epoch, finished="done"))
+
+    def load(self, path: Path) -> Any:
+        assert (path / "checkpoints" / "state.json").exists(), "judged without weights"
+        return SimpleNamespace(selection="made up", recipe=path.name)
+
+
+@dataclass(frozen=True)
+class Coin:
+    """A measurement of 100 images whose outcomes are a function of its salt."""
+
+    clock: Clock
+    name: str = "coin"
+    takes: float = 5.0
+    salt: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "coin", "salt": self.salt}
+
+    def measure(self, subject: Subject) -> Measured:
+        object.__getattribute__(self, "clock").now += self.takes
+        bits = np.random.default_rng(self.salt).random(100) < 0.5
+        facts = {"protocol": "honest", "data": "d", "ids": "0-99", "n": 100, "count": int(bits.sum())}
+        return Measured(facts, {"clean": np.ones(100, np.bool_), "robust": bits})
+
+
+def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    """Put made-up training in the place of the real one."""
+    shop = Workshop(Clock())
+    monkeypatch.setattr(sweeping, "train", shop.train)
+    monkeypatch.setattr(sweeping, "load", shop.load)
+    return shop

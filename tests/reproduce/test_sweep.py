@@ -1,0 +1,219 @@
+"""The sweep runner: budget, continuation and records, with made-up work; one real run end to end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up import Coin, Workshop, workshop
+
+from hardsphere.data import load as load_data
+from hardsphere.errors import HardsphereError
+from hardsphere.evaluate import evaluate
+from hardsphere.recipes import recipe
+from hardsphere.reproduce.outcomes import read_outcomes
+from hardsphere.reproduce.plan import Plan, Run, record_id
+from hardsphere.reproduce.sweep import Store, sweep
+from hardsphere.train import load, train
+
+NAMES = ("digits/pgd", "digits/alp", "digits/trades")
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    return workshop(monkeypatch)
+
+
+def plan(shop: Workshop, epochs: int = 3, **options: object) -> Plan:
+    """Three runs of 30 seconds and 5 more to judge each."""
+    runs = [Run(name, recipe(name, {"epochs": epochs}), (Coin(shop.clock),)) for name in NAMES]
+    return Plan("made up", tuple(runs), **options)  # type: ignore[arg-type]
+
+
+def recorded(out: Path) -> list[dict[str, object]]:
+    """The records without what depends on the day."""
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    volatile = ("seconds", "environment", "trained")
+    return [{key: value for key, value in line.items() if key not in volatile} for line in lines]
+
+
+def test_everything_is_done_once(shop: Workshop, tmp_path: Path) -> None:
+    first = sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
+    assert first.complete
+    assert [one["run"] for one in first.records.values()] == list(NAMES)
+    assert len(shop.trained) == 9
+    before, now = (tmp_path / "results.jsonl").read_text(), shop.clock.now
+    again = sweep(plan(shop), tmp_path, "1s", clock=shop.clock, device="cpu")
+    assert again.records == first.records
+    assert len(shop.trained) == 9
+    assert shop.clock.now == now
+    assert (tmp_path / "results.jsonl").read_text() == before
+
+
+def test_a_changed_configuration_is_another_run(shop: Workshop, tmp_path: Path) -> None:
+    sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
+    changed = plan(shop)
+    changed = replace(
+        changed, runs=(replace(changed.runs[0], config=recipe(NAMES[0], {"epochs": 4})), *changed.runs[1:])
+    )
+    swept = sweep(changed, tmp_path, clock=shop.clock, device="cpu")
+    assert shop.trained[9:] == [(NAMES[0], epoch) for epoch in (1, 2, 3, 4)]
+    assert len(swept.records) == 3
+    assert len(recorded(tmp_path)) == 4  # the older result stays
+
+
+def test_no_run_begins_that_would_not_end_in_time(shop: Workshop, tmp_path: Path) -> None:
+    """35 s each: the first is unknown and starts; after it 45 s of 80 are left; the third would need 35 of 10."""
+    swept = sweep(plan(shop), tmp_path, "80s", clock=shop.clock, device="cpu")
+    assert not swept.complete
+    assert swept.missing == ((NAMES[2], "coin"),)
+    assert len(shop.trained) == 6
+    assert shop.clock.now == 1000 + 70
+    done = sweep(plan(shop), tmp_path, "80s", clock=shop.clock, device="cpu")
+    assert done.complete
+    assert len(shop.trained) == 9
+
+
+def test_a_run_that_outlasts_the_budget_goes_on_next_time(shop: Workshop, tmp_path: Path) -> None:
+    """Nothing is known of the first run: it is stopped between two epochs, since the third would not fit."""
+    first = sweep(plan(shop), tmp_path, "28s", clock=shop.clock, device="cpu")
+    assert first.records == {}
+    assert len(first.missing) == 3
+    assert shop.trained == [(NAMES[0], 1), (NAMES[0], 2)]
+    assert shop.clock.now <= 1000 + 28
+    second = sweep(plan(shop), tmp_path, "28s", clock=shop.clock, device="cpu")
+    assert shop.trained[2] == (NAMES[0], 3)  # not from the beginning
+    assert [one["run"] for one in second.records.values()] == [NAMES[0]]
+
+
+def test_the_budget_ends_a_run_between_two_batches(shop: Workshop, tmp_path: Path) -> None:
+    shop.epoch_seconds = 100.0
+    swept = sweep(plan(shop), tmp_path, "60s", clock=shop.clock, device="cpu")
+    assert shop.clock.now == 1000 + 100  # the batch in flight, of 50 s, is finished
+    assert swept.records == {}
+
+
+def test_in_pieces_or_in_one_go_the_records_are_the_same(shop: Workshop, tmp_path: Path) -> None:
+    whole = sweep(plan(shop), tmp_path / "whole", clock=shop.clock, device="cpu")
+    shop.trained.clear()
+    calls = 0
+    while not (pieces := sweep(plan(shop), tmp_path / "pieces", "28s", clock=shop.clock, device="cpu")).complete:
+        calls += 1
+        assert calls < 12
+    assert calls > 1
+    assert len(shop.trained) == 9  # no epoch was trained twice
+    assert recorded(tmp_path / "pieces") == recorded(tmp_path / "whole")
+    for key, record in whole.records.items():
+        ours = read_outcomes(tmp_path / "pieces" / pieces.records[key]["outcomes"])
+        theirs = read_outcomes(tmp_path / "whole" / record["outcomes"])
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_new_measurement_does_not_train_again_while_the_weights_are_there(shop: Workshop, tmp_path: Path) -> None:
+    sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
+    more = plan(shop)
+    more = replace(more, runs=tuple(replace(run, measurements=(Coin(shop.clock, salt=1),)) for run in more.runs))
+    swept = sweep(more, tmp_path, clock=shop.clock, device="cpu")
+    assert swept.complete
+    assert len(shop.trained) == 9
+    assert len(recorded(tmp_path)) == 6
+
+
+def test_weights_can_be_dropped(shop: Workshop, tmp_path: Path) -> None:
+    small = plan(shop, keep_weights=False)
+    swept = sweep(small, tmp_path, clock=shop.clock, device="cpu")
+    assert swept.complete
+    left = sorted(file.name for file in (tmp_path / "work" / small.runs[0].id).rglob("*"))
+    assert left == ["metrics.jsonl"]
+    assert sweep(small, tmp_path, clock=shop.clock, device="cpu").complete
+    assert len(shop.trained) == 9
+
+
+def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = shop.train
+
+    def train(config, path, **options):  # type: ignore[no-untyped-def]
+        if config.framework == "alp":
+            raise HardsphereError("The loss is not finite.")
+        return good(config, path, **options)
+
+    monkeypatch.setattr("hardsphere.reproduce.sweep.train", train)
+    swept = sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
+    assert swept.failed == {NAMES[1]: "The loss is not finite."}
+    assert [one["run"] for one in swept.records.values()] == [NAMES[0], NAMES[2]]
+
+
+def test_runs_are_paired_only_on_the_same_images(shop: Workshop, tmp_path: Path) -> None:
+    two = Plan("two", tuple(Run(f"{n}", recipe(NAMES[n]), (Coin(shop.clock, salt=n),)) for n in (0, 1)))
+    one, other = sweep(two, tmp_path, clock=shop.clock, device="cpu").records.values()
+    store = Store(tmp_path)
+    direct = [np.random.default_rng(n).random(100) < 0.5 for n in (0, 1)]
+    assert store.compare(one, other, ["robust"]).value == pytest.approx(direct[0].mean() - direct[1].mean())
+    with pytest.raises(HardsphereError, match="'mim' was not measured on both"):
+        store.compare(one, other, ["mim"])
+    other = {**other, "result": {**other["result"], "data": "other images"}}
+    with pytest.raises(HardsphereError, match="different images"):
+        store.compare(one, other, ["robust"])
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text("not json\n")
+    with pytest.raises(HardsphereError, match="no record of a sweep"):
+        Store(tmp_path)
+
+
+TINY = {
+    "name": "tiny",
+    "set": {"epochs": 1, "model": "cnn-4", "attack.steps": 1, "batch": 256, "select.steps": 1, "select.limit": 32},
+    "runs": [{"recipe": ["digits/pgd", "digits/pgd-he"]}],
+    "measure": [
+        {"suite": "quick", "limit": 40},
+        {"suite": "paper", "limit": 30, "only": ["pgd-20", "fgsm"], "limits": {"fgsm": 10}, "eps": "run"},
+        {"call": "test_sweep:parameters"},
+    ],
+}
+
+
+def parameters(subject):  # type: ignore[no-untyped-def]
+    """A measurement of one's own."""
+    return {"parameters": sum(weights.numel() for weights in subject.deployed.model.parameters())}
+
+
+def test_a_real_sweep_says_what_evaluate_says(tmp_path: Path) -> None:
+    swept = sweep(TINY, tmp_path / "out", device="cpu", command="hardsphere sweep tiny.yaml")
+    assert swept.complete
+    assert len(swept.records) == 6
+    config = recipe("digits/pgd-he", TINY["set"])
+    apart = train(config, tmp_path / "apart", device="cpu")
+    deployed = load(apart.path)
+    evaluation = evaluate(deployed.model, load_data("digits").test, ball=deployed.ball, suite="quick", limit=40)
+    (record,) = [
+        one for one in swept.records.values() if one["run"] == "digits/pgd-he" and one["measurement"]["name"] == "quick"
+    ]
+    held = read_outcomes(tmp_path / "out" / record["outcomes"])
+    survivors = evaluation.survivors()
+    assert held["robust"].tolist() == [sample.sample in survivors for sample in evaluation.ledger.samples()]
+    assert {name: bits.mean() for name, bits in held.items() if name in evaluation.by_attack} == evaluation.by_attack
+    assert held["clean"].mean() == evaluation.clean_accuracy
+    columns = record["result"]["columns"]
+    assert columns["robust"]["accuracy"] == evaluation.robust_accuracy
+    assert columns["robust"]["n"] == 40
+    assert record["result"]["protocol"] == "honest"
+    assert record["command"] == "hardsphere sweep tiny.yaml"
+    assert record["trained"]["minutes"] > 0
+    assert record["trained"]["best_epoch"] == 1
+    assert record["id"] == record_id(config, _quick())
+    paper = next(one for one in swept.records.values() if one["measurement"]["name"] == "paper")
+    assert paper["result"]["protocol"] == "paper"
+    assert [len(bits) for bits in read_outcomes(tmp_path / "out" / paper["outcomes"]).values()] == [30, 30, 10, 30]
+    called = [one["result"] for one in swept.records.values() if one["measurement"]["kind"] == "call"]
+    assert called[0]["parameters"] > 0
+
+
+def _quick():  # type: ignore[no-untyped-def]
+    from hardsphere.reproduce.measures import attacks
+
+    return attacks("quick", limit=40)
