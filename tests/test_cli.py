@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from hardsphere.cli import main
@@ -49,7 +51,7 @@ def test_help_does_not_wait_for_torch() -> None:
     shown = hardsphere("--help")
     assert shown.returncode == 0
     assert time.perf_counter() - started < 2  # measured at 0.2 s on an idle machine
-    for verb in ("train", "recipes", "show", "predict", "data", "demo"):
+    for verb in ("train", "recipes", "show", "predict", "evaluate", "audit", "corrupt", "bench", "data", "demo"):
         assert verb in shown.stdout
 
 
@@ -115,6 +117,139 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
     assert shown.startswith("hardsphere: ")
     assert shown.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def invoke(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """The command line in this process: exit code, output and errors."""
+    monkeypatch.setattr(sys, "argv", ["hardsphere", *words])
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    shown = capsys.readouterr()
+    return int(stopped.value.code or 0), shown.out, shown.err
+
+
+def test_evaluate_writes_a_card_and_goes_on_from_its_ledger(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "evaluate",
+        str(run),
+        "--suite",
+        "quick",
+        "--limit",
+        "20",
+        "--eps",
+        "0.05,0.2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    code, shown, progress = invoke(words, monkeypatch, capsys)
+    assert code == 0
+    assert "quick/1" in shown
+    assert "at most" in progress
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["data"]["n"] == 20
+    assert [result["eps"] for result in card["results"]] == [0.05, 0.2]
+    assert card["model"]["selection"].startswith("best of epochs")
+    assert "--suite quick" in card["about"]["command"]
+    before = (tmp_path / "out" / "ledger.db").stat().st_mtime_ns
+    assert invoke(words, monkeypatch, capsys)[0] == 0
+    assert json.loads((tmp_path / "out" / "card.json").read_text())["results"] == card["results"]
+    code, _, error = invoke([*words, "--seed", "1"], monkeypatch, capsys)
+    assert code == 2
+    assert "seed" in error
+    assert (tmp_path / "out" / "ledger.db").stat().st_mtime_ns >= before
+
+
+def test_images_that_broke_the_model_are_kept_and_checked_as_files(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", str(run), "--suite", "quick", "--limit", "20", "--save-images", "--out", str(tmp_path / "out")]
+    code, shown, _ = invoke(words, monkeypatch, capsys)
+    assert code == 0
+    files = list((tmp_path / "out" / "png").glob("*.png"))
+    assert f"of {len(files)} broken images stay broken as 8-bit PNG files" in shown
+    assert files
+
+
+def test_audit_prints_a_verdict(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["audit", str(run), "--limit", "30", "--out", str(tmp_path / "audit.json")]
+    code, shown, _ = invoke(words, monkeypatch, capsys)
+    assert code == 0
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert found["verdict"] in shown
+    assert found["n"] == 30
+
+
+def test_corrupt_writes_a_folder_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of photographs: corrupted on disk in the layout of ImageNet-C."""
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name / "1.png")
+    words = ["corrupt", "folder", "--data", str(tmp_path / "photos"), "--out", str(tmp_path / "c")]
+    code, shown, _ = invoke(words, monkeypatch, capsys)
+    assert code == 0
+    assert "Frost: " in shown
+    assert (tmp_path / "c" / "fog" / "5" / "bee" / "1.JPEG").is_file()
+    assert len(list((tmp_path / "c").rglob("*.JPEG"))) == 2 * 75
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--suite", "standrad"], "Did you mean 'standard'?"),
+        (["--eps", "0"], "above 0"),
+        (["--eps", "1/0"], "such as 8/255"),
+        (["--norm", "l3"], "Unknown norm"),
+        (["--data", "cifar11:x"], "names no data"),
+        (["--weights", "w.pt"], "leave --weights"),
+    ],
+)
+def test_evaluate_refuses_in_one_sentence(
+    words: list[str],
+    sentence: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, error = invoke(["evaluate", str(run), *words, "--out", str(tmp_path / "o")], monkeypatch, capsys)
+    assert code == 2
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+class Harmful:
+    """A pickle that would write a file when it is opened."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (self.file, "w")
+
+
+def test_a_strangers_pickle_is_never_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model": Harmful(str(tmp_path / "harm"))}, tmp_path / "weights.pt")
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 3, 8, 8), dtype=np.uint8), y=np.array([0, 1, 0, 1]))
+    base = ["--data", str(tmp_path / "data.npz"), "--eps", "8/255", "--norm", "linf", "--out", str(tmp_path / "o")]
+    words = ["evaluate", str(tmp_path / "weights.pt"), "--model", "cnn", *base]
+    code, _, error = invoke(words, monkeypatch, capsys)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert not (tmp_path / "harm").exists()
+    assert not (tmp_path / "o").exists()
 
 
 def test_unreadable_images_are_named(run: Path, tmp_path: Path) -> None:

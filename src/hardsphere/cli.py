@@ -156,7 +156,9 @@ def evaluate(
     batch: Annotated[int, typer.Option(min=1, help="Images at once; halved by itself when memory runs out.")] = 256,
     eot: Annotated[int, typer.Option(min=1, help="Average over N draws of a randomised model.")] = 1,
     source: Annotated[str | None, typer.Option(help="Another target, for suites with a transfer attack.")] = None,
-    save_images: Annotated[bool, typer.Option("--save-images", help="Keep the images that broke the model.")] = False,
+    save_images: Annotated[
+        bool, typer.Option("--save-images", help="Keep the images that broke the model, and check them as PNG files.")
+    ] = False,
     corruptions: Annotated[
         Path | None, typer.Option(help="A corrupted set, official or generated; by default it is made on the fly.")
     ] = None,
@@ -173,6 +175,7 @@ def evaluate(
         )
         return
     from hardsphere.evaluate import evaluate as run
+    from hardsphere.evaluate import verify_png
     from hardsphere.evaluate.targets import default_directory, resolve
     from hardsphere.progress import evaluation_progress
     from hardsphere.report.card import show_card
@@ -201,6 +204,10 @@ def evaluate(
             about={**job.about, "command": _command()},
         )
     show_card(evaluation.card)
+    if save_images:
+        typer.echo(
+            verify_png(job.model, job.source, None, job.balls[-1], evaluation.ledger, folder / "png", limit=limit)
+        )
     typer.echo(f"Written: {folder / 'card.json'}, {folder / 'ledger.db'}")
 
 

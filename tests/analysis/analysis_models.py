@@ -41,7 +41,7 @@ class Smooth(nn.Module):
         self.double()
 
     def body(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(3 * self.first(x.flatten(1))))
+        return self.second(torch.tanh(3 * self.first(x.flatten(1) - 0.5)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.body(x))

@@ -29,8 +29,9 @@ def margins(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def test_one_step_with_and_without_feature_norm_on_pixels() -> None:
     """With two classes a step follows the margin: sign(W) without FN, the sign of W's tangential part with FN."""
-    weight, eps = two_classes(0) + torch.tensor([[0.7], [0.0]]), 0.15  # a large angle between W and its tangential part
-    x, ball = images(200, 1, 3, 4, low=0.2, high=0.8), Ball("linf", eps)
+    # Pixels and weights far from balanced: W has a large part along x, and its tangential part other signs.
+    weight, eps = two_classes(0) + torch.tensor([[0.6], [0.0]]), 0.2
+    x, ball = images(200, 1, 3, 4, low=0.36, high=0.64), Ball("linf", eps)
     y = (x.flatten(1) @ weight.T).argmax(1)
     found = normalised_attack(Pixels(weight), x, y, ball, steps=(1,), step_size=eps, random_start=False)
     pair, flat = (weight[0] - weight[1]) * (1 - 2 * y[:, None]), x.flatten(1)

@@ -6,7 +6,6 @@ ball, writes PNG files, reads them back and asks the model again, so that what i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
 from hardsphere.evaluate.ledger import Ledger
 from hardsphere.evaluate.samples import gather
+from hardsphere.files import appearing, write_json
 from hardsphere.threat import Ball, per_sample
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def save_images(ledger: Ledger, eps: float, file: Path) -> Path:
     x, ids, attacks = kept_images(ledger, eps)
     labels = {sample.sample: sample.label for sample in ledger.samples()}
     predicted = {(row.sample, row.attack): row.predicted for row in ledger.rows(eps)}
-    temporary = file.with_name(file.name + ".tmp")
-    with open(temporary, "wb") as stream:
+    with appearing(file) as partial, partial.open("wb") as stream:
         np.savez_compressed(
             stream,
             x=x.numpy(),
@@ -82,7 +81,6 @@ def save_images(ledger: Ledger, eps: float, file: Path) -> Path:
             predicted=np.array([predicted[key] for key in zip(ids, attacks, strict=True)], np.int64),
             attack=np.array(attacks, np.str_),
         )
-    temporary.replace(file)
     return file
 
 
@@ -131,7 +129,7 @@ def verify_png(
                 index.append({"file": file.name, "label": label, "predicted": guess, "distance": far, "broken": hit})
     n, robust = len(ledger.samples()), len(ledger.robust(ball.eps))
     healed = len(images) - still
-    (directory / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    write_json(directory / "index.json", index)
     return PngCheck(n, len(images), still, (robust + healed) / max(n, 1), directory)
 
 
