@@ -2,6 +2,7 @@
 # make test    set up what tests need and run the quick tests
 # make check   slower checks: other people's implementations, many processes, documentation
 # make lint    ruff, mypy and the rules between the rooms of the house
+# make soak    kill and resume training and evaluation, ten times over
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +26,7 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 soak: .venv/test
-	$(BIN)/pytest -m "check and not gpu" --count 10 -k "kill"
+	for round in 1 2 3 4 5 6 7 8 9 10; do $(BIN)/pytest -n 2 -k "kill" || exit 1; done
 
 clean:
 	rm -rf .venv build dist runs

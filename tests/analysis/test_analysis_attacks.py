@@ -62,6 +62,19 @@ def test_a_head_that_has_feature_norm_is_attacked_the_same_either_way() -> None:
     assert 0 < int(found.right[3, "without"].sum()) < int(found.clean.sum())
 
 
+def test_what_is_crafted_through_feature_norm_is_judged_without() -> None:
+    """A bias decides everything once features have length 1, but not in the model itself."""
+    weight, x = two_classes(0), images(20, 1, 3, 4)
+    model = Pixels(20 * weight)
+    model.fc.bias = torch.nn.Parameter(torch.tensor([30.0, -30.0], dtype=torch.float64))
+    y = (20 * x.flatten(1) @ weight.T + model.fc.bias.detach()).argmax(1)
+    found = normalised_attack(model, x, y, Ball("linf", 1e-6), steps=(1,))
+    unit = x.flatten(1) / x.flatten(1).norm(dim=1, keepdim=True)
+    through = (20 * unit @ weight.T + model.fc.bias.detach()).argmax(1)
+    assert (through != y).any()
+    assert found.right[1, "fn"].all()
+
+
 def test_step_size_is_the_papers_by_default() -> None:
     model, x, y = Pixels(two_classes(0)), images(2, 1, 3, 4), torch.tensor([0, 1])
     assert normalised_attack(model, x, y, Ball("linf", 0.031)).step_size == pytest.approx(0.003)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from analysis_models import Pixels, Smooth, head_of, headed, images
+from analysis_models import Pixels, Smooth, headed, images
 from torch import Tensor
 
 from hardsphere.analysis import ClassBias, class_bias
@@ -91,10 +91,19 @@ def test_correlation_is_pearsons() -> None:
     assert found.to_dict()["targets_norms_correlation"] == pytest.approx(math.sqrt(3) / 2)
 
 
-def test_outcomes_do_not_depend_on_the_batch_but_on_the_ids() -> None:
+def test_outcomes_do_not_depend_on_the_batch() -> None:
     model, x, y = headed(Smooth(), "HE"), images(9, 3, 2, 2), torch.arange(9) % 5
     whole = class_bias(model, x, y, BALL, steps=2)
     parts = class_bias(model, x, y, BALL, steps=2, batch=4)
     for name in ("labels", "clean", "predicted", "aimed"):
         assert torch.equal(getattr(whole, name), getattr(parts, name))
-    assert head_of(model).weight_norm
+
+
+def test_no_scale_of_the_logits_misleads_the_attack() -> None:
+    """At this scale the cross-entropy is zero in float32 wherever the answer is right."""
+    x = images(30, 3, 2, 2)
+    with torch.no_grad():
+        y = headed(Smooth(), "HE")(x).argmax(1)
+    usual, huge = (class_bias(headed(Smooth(), "HE", scale=s), x, y, BALL, steps=5) for s in (1.0, 2.0**20))
+    assert int(usual.broken.sum()) > 0
+    assert torch.equal(usual.predicted, huge.predicted)

@@ -109,7 +109,7 @@ def weights_in_order(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         for hook in hooks:
             hook.remove()
     weights: dict[str, Tensor] = {}
-    for name in dict(model.named_modules()):
+    for name in dict.fromkeys(called):
         for own, parameter in model.get_submodule(name).named_parameters(recurse=False):
             if parameter.dim() > 1 and not any(parameter is known for known in weights.values()):
                 weights[f"{name}.{own}" if name else own] = parameter

@@ -7,7 +7,6 @@ done again, so that a table grows from call to call, and tables share what they 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from hardsphere.data import Images
 from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import Progress
-from hardsphere.files import write_text
+from hardsphere.files import appearing, write_json, write_text
 from hardsphere.reproduce.plan import Plan as Plan
 from hardsphere.reproduce.plan import read_plan as read_plan
 from hardsphere.reproduce.render import Builder, markdown
@@ -109,7 +108,7 @@ def reproduce(
         failures = [f"{run} failed: {reason}" for run, reason in swept.failed.items()]
         content = Builder(one, size, store, overrides).build(seeds, command, failures)
         files.append(folder / f"{one.name}.md")
-        write_text(folder / f"{one.name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_json(folder / f"{one.name}.json", content)
         write_text(files[-1], markdown(content))
         built.append(content)
     return Reproduced(tuple(files), tuple(built), swept)
@@ -167,11 +166,8 @@ def colour_digits(file: Path) -> Path:
     for split, images in (("train", digits.train), ("test", digits.test)):
         large = images.pixels.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
         arrays[f"x_{split}"], arrays[f"y_{split}"] = large.expand(-1, 3, -1, -1).numpy(), images.labels.numpy()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
-    with temporary.open("wb") as stream:
+    with appearing(file) as partial, partial.open("wb") as stream:
         np.savez_compressed(stream, **arrays)
-    temporary.replace(file)
     return file
 
 

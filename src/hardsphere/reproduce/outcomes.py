@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.statistics import Interval, paired_difference, wilson
+from hardsphere.files import appearing
 
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -34,13 +34,8 @@ def write_outcomes(file: Path, columns: Mapping[str, Bits]) -> Path:
         lengths=np.array([len(bits) for bits in columns.values()], np.int64),
         bits=np.concatenate([np.zeros(0, np.uint8), *(np.packbits(bits) for bits in columns.values())]),
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(buffer.getvalue())
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
+    with appearing(file) as partial:
+        partial.write_bytes(buffer.getvalue())
     return file
 
 
@@ -77,12 +72,19 @@ class Estimate:
 
 
 def accuracy(columns: Sequence[Bits]) -> Estimate:
-    """The mean of the columns: Wilson's interval for one column, the normal one over images for several."""
-    if len(columns) == 1:
-        (bits,) = columns
-        held = int(bits.sum())
-        return Estimate(held / max(len(bits), 1), wilson(held, len(bits)), len(bits))
-    return _mean(np.mean(_stack(columns), axis=0))
+    """The mean of the columns, with Wilson's interval.
+
+    Several columns of one image are dependent, so images are what is counted: their effective number grows as much as
+    the spread of the per-image means stays below that of a single column, up to the number of columns.
+    """
+    means = np.mean(_stack(columns), axis=0)
+    n = len(means)
+    mean = float(np.mean(means)) if n else 0.0
+    effect = 1.0
+    if len(columns) > 1 and n > 1 and 0 < mean < 1:
+        effect = float(np.clip(np.var(means, ddof=1) / (mean * (1 - mean)), 1 / len(columns), 1.0))
+    whole = len(columns) == 1 or mean in (0.0, 1.0)
+    return Estimate(mean, wilson(round(mean * n), n) if whole else _wilson(mean, n / effect), n)
 
 
 def difference(first: Sequence[Bits], second: Sequence[Bits]) -> Estimate:
@@ -97,7 +99,17 @@ def difference(first: Sequence[Bits], second: Sequence[Bits]) -> Estimate:
         only_first, only_second = int((one & ~other).sum()), int((other & ~one).sum())
         value = (only_first - only_second) / max(len(one), 1)
         return Estimate(value, paired_difference(only_first, only_second, len(one)), len(one))
-    return _mean(np.mean(_stack(first), axis=0) - np.mean(_stack(second), axis=0))
+    apart = np.mean(_stack(first), axis=0) - np.mean(_stack(second), axis=0)
+    n, value = len(apart), float(np.mean(apart)) if len(apart) else 0.0
+    spread = float(np.std(apart, ddof=1)) if n > 1 else 0.0
+    if spread == 0:  # images that all agree still leave room for others that do not
+        low, high = paired_difference(0, 0, n)
+        return Estimate(value, (max(value + low, -1.0), min(value + high, 1.0)), n)
+    half = _Z * spread / math.sqrt(n)
+    return Estimate(value, (max(value - half, -1.0), min(value + half, 1.0)), n)
+
+
+_Z = NormalDist().inv_cdf(0.975)
 
 
 def _stack(columns: Sequence[Bits]) -> Any:
@@ -106,10 +118,8 @@ def _stack(columns: Sequence[Bits]) -> Any:
     return np.stack([bits.astype(np.float64) for bits in columns])
 
 
-def _mean(values: Any) -> Estimate:
-    """The mean over images. The columns of one image are dependent, so the images are what is counted."""
-    n = len(values)
-    mean = float(np.mean(values))
-    spread = float(np.std(values, ddof=1)) if n > 1 else math.inf
-    half = NormalDist().inv_cdf(0.975) * spread / math.sqrt(n)
-    return Estimate(mean, (max(mean - half, -1.0), min(mean + half, 1.0)), n)
+def _wilson(p: float, n: float) -> Interval:
+    """Wilson's interval for a number of images that need not be whole."""
+    centre = (p + _Z * _Z / (2 * n)) / (1 + _Z * _Z / n)
+    half = _Z / (1 + _Z * _Z / n) * math.sqrt(p * (1 - p) / n + _Z * _Z / (4 * n * n))
+    return centre - half, centre + half

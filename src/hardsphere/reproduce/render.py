@@ -51,7 +51,7 @@ class Builder:
             "columns": [self._column(column, rows, seeds) for column in self.table.all_columns],
             "rows": lines,
             "pairs": pairs,
-            "conclusions": [sentence for pair in pairs if (sentence := _conclusion(pair, self._titles()))],
+            "conclusions": [sentence for pair in pairs if (sentence := self._conclusion(pair))],
             "runs": [run for run in runs if run is not None],
             "measurements": self._measured(rows, seeds),
             "paper": paper.SETTING.get(self.table.name),
@@ -130,6 +130,23 @@ class Builder:
         mine, theirs = (values.get(one.title, {}).get(column.title) for one in (row, other))
         printed = None if mine is None or theirs is None else round(mine - theirs, 2)
         return _percent(found) | {"sign": found.sign, "paper": printed}
+
+    def _conclusion(self, pair: Plain) -> str | None:
+        """What became of gains that the paper's protocol shows and the honest one does not."""
+        honest = pair["cells"][self._titles().index(HONEST.title)]
+        gains = [
+            f"{column.title} {cell['value']:+.2f}"
+            for column, cell in zip(self.table.all_columns, pair["cells"], strict=True)
+            if cell is not None and cell["sign"] > 0 and self._protocol(column) == "paper"
+        ]
+        if honest is None or honest["sign"] > 0 or not gains:
+            return None
+        low, high = honest["interval"]
+        fate = "not shown" if honest["sign"] == 0 else "a loss"
+        return (
+            f"{pair['title']}: {', '.join(gains)}; under the honest protocol {honest['value']:+.2f} "
+            f"[{low:+.2f}, {high:+.2f}]: {fate}."
+        )
 
     # -- where they come from -----------------------------------------------------------------------------------------
 
@@ -217,24 +234,6 @@ def _percent(found: Estimate) -> Plain:
 
 def _titled(title: str, seed: int, several: bool) -> str:
     return f"{title}, seed {seed}" if several else title
-
-
-def _conclusion(pair: Plain, titles: Sequence[str]) -> str | None:
-    """What became of a gain that the paper's protocol shows."""
-    honest = pair["cells"][titles.index(HONEST.title)]
-    gains = [
-        f"{title} {cell['value']:+.2f}"
-        for title, cell in zip(titles, pair["cells"], strict=True)
-        if cell is not None and cell["sign"] > 0 and title not in (HONEST.title, "Clean")
-    ]
-    if honest is None or honest["sign"] > 0 or not gains:
-        return None
-    low, high = honest["interval"]
-    fate = "not shown" if honest["sign"] == 0 else "a loss"
-    return (
-        f"{pair['title']}: {', '.join(gains)}; under the honest protocol {honest['value']:+.2f} "
-        f"[{low:+.2f}, {high:+.2f}]: {fate}."
-    )
 
 
 def _measurement(measurement: Measurement, record: Record | None) -> Plain:
@@ -349,7 +348,9 @@ def _value(cell: Plain | None, sign: str = "") -> str:
 
 
 def _printed(cell: Plain | None, sign: str = "") -> str:
-    return "" if cell is None or cell["paper"] is None else f"{cell['paper']:{sign}.2f}"
+    if cell is None or cell["paper"] is None:
+        return ""
+    return f"{cell['paper']:{sign}.4g}" if cell["interval"] is None else f"{cell['paper']:{sign}.2f}"
 
 
 def _header(cells: Sequence[str]) -> list[str]:

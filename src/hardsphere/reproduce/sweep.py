@@ -12,6 +12,7 @@ batches. Its checkpoints and ledger stay, and the next call goes on from them.
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import math
 import re
@@ -148,10 +149,12 @@ def sweep(
     folder = Path(out)
     chosen = pick_device(device)
     with _locked(folder):
+        workplace = Path(work) if work is not None else folder / "work"
+        write_text(workplace / ".gitignore", "*\n")  # weights and ledgers are no results
         state = _Sweep(
             plan,
             Store(folder),
-            Path(work) if work is not None else folder / "work",
+            workplace,
             math.inf if limit is None else started + limit,
             math.inf if limit is None else limit,
             data_dir,
@@ -226,6 +229,7 @@ class _Sweep:
             save_every=SAVE_EVERY if math.isfinite(self.end) else 600.0,
             compile=self.compile,
         )
+        _tidy_memory(self.device)
         robust, clean = trained.position.best
         facts = {
             "epochs": run.config.epochs,
@@ -367,6 +371,14 @@ def drop_weights(path: Path) -> None:
     for item in path.iterdir():
         if item.is_dir():
             shutil.rmtree(item)
+
+
+def _tidy_memory(device: torch.device) -> None:
+    """Forget compiled networks and recorded graphs: the compiler gives up on a process that compiles many of them."""
+    if device.type == "cuda":
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _training_time(path: Path, wall: float) -> dict[str, float]:

@@ -7,6 +7,7 @@ buffer; then one step is recorded, which executes nothing, and from there on eac
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,14 +39,23 @@ class _Graph:
 
 
 class Captured:
-    """Runs a step's body, from its fourth call on as a graph; a body that depends on a flag has a graph for each."""
+    """Runs a step's body, from its fourth call on as a graph; a body that depends on a flag has a graph for each.
 
-    def __init__(self, body: Body) -> None:
+    Args:
+        body: the step, a function of what is on the device alone, and of a flag.
+        say: told how long compiling and recording took.
+    """
+
+    def __init__(self, body: Body, say: Callable[[str], None]) -> None:
         self.body = body
+        self.say = say
+        self.began: float | None = None
         self.warm: dict[bool, int] = {}
         self.graphs: dict[bool, _Graph] = {}
 
     def __call__(self, batch: Batch, epoch: int, flag: bool) -> None:
+        if self.began is None:
+            self.began = time.monotonic()
         if flag in self.graphs:
             self.graphs[flag].replay(batch, epoch)
         elif self.warm.get(flag, 0) < _WARM_STEPS:
@@ -69,4 +79,9 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.body(static, epoch, flag)
+        if not self.graphs and self.began is not None:
+            seconds = time.monotonic() - self.began
+            self.say(
+                f"The step was compiled and recorded in {seconds:.0f} s; torch keeps what it compiled for next time."
+            )
         return _Graph(graph, static, epoch)

@@ -100,7 +100,7 @@ class Trainer:
         self.loader = train_loader(data.train, config.batch, device, augment, config.seed)
         self.model = self._initial_model(data)
         self.average = make_average(config, self.model)
-        self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast)
+        self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast, self.reporter.say)
         self.position = Position()
         self.was_finished = False
 

@@ -39,6 +39,7 @@ class Stepper:
         average: the weight average that follows it.
         batches_per_epoch: of full and partial batches.
         fast: compile the network and replay each step as a CUDA graph; needs a GPU.
+        say: told how long compiling took.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Stepper:
         device: torch.device,
         batches_per_epoch: int,
         fast: bool = False,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config, self.model, self.average, self.device = config, model, average, device
         self.updates_per_batch = config.objective.updates_per_batch
@@ -74,7 +76,7 @@ class Stepper:
             network = cast(nn.Module, torch.compile(model, dynamic=False))
             fused = partial(torch.compile, dynamic=False)
             compiled = Learner(network, find_head(model), adversary, config.label_smoothing, fused)
-            self.captured = Captured(lambda batch, epoch, awp: self._train(compiled, batch, epoch, awp))
+            self.captured = Captured(lambda batch, epoch, awp: self._train(compiled, batch, epoch, awp), say)
 
     def step(self, batch: Batch, epoch: int, index: int) -> None:
         """Train on one batch, the ``index``-th of its epoch."""
