@@ -15,8 +15,12 @@ import torch
 from PIL import Image
 
 from hardsphere.cli import main
+from hardsphere.data import ImageFiles, eval_batches
+from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.predict import predict
+from hardsphere.recipes import recipe
+from hardsphere.train import load, train
 
 TINY = ["epochs=1", "model=cnn-4", "attack.steps=1", "batch=256"]
 
@@ -260,3 +264,27 @@ def test_unreadable_images_are_named(run: Path, tmp_path: Path) -> None:
     done = hardsphere("predict", str(run), str(tmp_path / "text.png"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_predict_sees_a_folders_images_as_evaluation_does(tmp_path: Path) -> None:
+    """The whole way on an image folder; the probabilities are those of the evaluation's own view of the file."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 2)):
+        for label, name in enumerate(("ant", "bee")):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(0, 120, (30, 44, 3), dtype=np.uint8) + np.uint8(100 * label)
+                Image.fromarray(pixels).save(tmp_path / "photos" / split / name / f"{index}.png")
+    overrides = {"model": "cnn-4", "epochs": 1, "batch": 4, "data.size": 16, "attack.steps": 1}
+    train(recipe("folder/pgd-he", overrides), tmp_path / "run", data_dir=tmp_path / "photos")
+    file = tmp_path / "photos" / "val" / "bee" / "1.png"
+    ((first, second),) = predict(tmp_path / "run", [file])
+    deployed = load(tmp_path / "run")
+    test = load_data("folder", tmp_path / "photos", size=16).test
+    assert isinstance(test, ImageFiles)
+    place = next(index for index, path in enumerate(test.paths) if path.endswith("bee/1.png"))
+    (batch,) = eval_batches(test.subset([place]), 1)
+    with torch.no_grad():
+        expected = deployed.model(batch.x).softmax(1)[0]
+    assert {first[0], second[0]} == {"ant", "bee"}
+    assert first[1] == pytest.approx(expected.max().item(), abs=1e-5)

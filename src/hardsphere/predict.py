@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hardsphere.callable import make_callable
+from hardsphere.data import to_float
+from hardsphere.data.decode import centre, read_rgb
 from hardsphere.errors import HardsphereError
 from hardsphere.runtime import pick_device
 from hardsphere.train import load
@@ -21,7 +23,10 @@ def predict(
     """For each file the ``top`` most probable classes with their probabilities, at the model's own temperature."""
     chosen = pick_device(device)
     deployed = load(run)
-    images = torch.stack([read_image(Path(file), deployed.shape) for file in files]).to(chosen)
+    if deployed.data_name == "folder":  # cut out as in training and evaluation
+        images = torch.stack([to_float(centre(_existing(Path(file)), deployed.shape[1])) for file in files]).to(chosen)
+    else:
+        images = torch.stack([read_image(Path(file), deployed.shape) for file in files]).to(chosen)
     with torch.no_grad():
         probabilities = deployed.model.to(chosen)(images).softmax(dim=1).cpu()
     values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
@@ -33,20 +38,22 @@ def predict(
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
     """An image file as a model takes it: float in [0, 1], its short side scaled to the model's size, centre cut out."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     channels, height, width = shape
-    try:
-        with Image.open(file) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
-    except FileNotFoundError:
-        raise HardsphereError(f"There is no file '{file}'.") from None
-    except (UnidentifiedImageError, OSError):
-        raise HardsphereError(f"'{file}' is no image that can be read.") from None
+    image = read_rgb(_existing(file))
+    if channels == 1:
+        image = image.convert("L")
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).view(height, width, channels)
-    return pixels.permute(2, 0, 1).float() / 255
+    return to_float(pixels.permute(2, 0, 1))
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise HardsphereError(f"There is no file '{file}'.")
+    return file
 
 
 make_callable(__name__)  # `hardsphere.predict(...)`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 from hardsphere.config import Config
-from hardsphere.reproduce import sweep as sweeping
 from hardsphere.reproduce.measures import Measured, Subject
 from hardsphere.train.loop import Position
 
@@ -69,7 +69,7 @@ class Coin:
         return {"kind": "coin", "salt": self.salt}
 
     def measure(self, subject: Subject) -> Measured:
-        object.__getattribute__(self, "clock").now += self.takes
+        self.clock.now += self.takes
         bits = np.random.default_rng(self.salt).random(100) < 0.5
         facts = {"protocol": "honest", "data": "d", "ids": "0-99", "n": 100, "count": int(bits.sum())}
         return Measured(facts, {"clean": np.ones(100, np.bool_), "robust": bits})
@@ -78,6 +78,7 @@ class Coin:
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     """Put made-up training in the place of the real one."""
     shop = Workshop(Clock())
+    sweeping = import_module("hardsphere.reproduce.sweep")  # the package's attribute of that name is the function
     monkeypatch.setattr(sweeping, "train", shop.train)
     monkeypatch.setattr(sweeping, "load", shop.load)
     return shop

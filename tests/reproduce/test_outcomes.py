@@ -60,16 +60,40 @@ def test_paired_difference_counts_the_images_that_disagree() -> None:
 
 
 def test_several_columns_are_averaged_per_image() -> None:
-    """By hand: per-image means 1, 1/2, 0, 1/2 have mean 1/2 and variance (1/4 + 0 + 1/4 + 0) / 3."""
+    """By hand: per-image means 1, 1/2, 0, 1/2 have variance 1/6 where one column has 1/4: 4 images count as 6."""
     one, two = np.array([True, True, False, False]), np.array([True, False, False, True])
     found = accuracy([one, two])
-    half = 1.959963984540054 * math.sqrt((1 / 6) / 4)
     assert found.value == 0.5
-    assert found.interval == pytest.approx((0.5 - half, 0.5 + half), abs=1e-12)
+    assert found.interval == pytest.approx(wilson(3, 6), abs=1e-12)
     assert found.n == 4
-    same = difference([one, two], [two, one])
+
+
+def test_columns_that_repeat_each_other_count_once() -> None:
+    column = bits(3, 200, 0.3)
+    held = int(column.sum())
+    assert accuracy([column] * 5).interval == pytest.approx(wilson(held, 200), abs=1e-12)
+    nobody = np.zeros(200, np.bool_)
+    assert accuracy([nobody, nobody]).interval == wilson(0, 200)
+
+
+def test_independent_columns_count_nearly_in_full() -> None:
+    columns = [bits(seed, 20_000, 0.4) for seed in range(5)]
+    low, high = accuracy(columns).interval
+    held = sum(int(column.sum()) for column in columns)
+    assert high - low == pytest.approx(np.diff(wilson(held, 100_000))[0], rel=0.03)
+
+
+def test_a_difference_over_several_columns_by_hand() -> None:
+    """Per-image differences 1/2, 0, 0, 1/2: mean 1/4, variance (4 / 16) / 3 = 1/12."""
+    first = [np.array([True, True, False, True]), np.array([True, False, True, True])]
+    second = [np.array([True, True, False, True]), np.array([False, False, True, False])]
+    found = difference(first, second)
+    half = 1.959963984540054 * math.sqrt(1 / 12 / 4)
+    assert found.value == 0.25
+    assert found.interval == pytest.approx((0.25 - half, 0.25 + half), abs=1e-12)
+    same = difference(first, first)
     assert same.value == 0
-    assert same.interval == (0, 0)
+    assert same.interval == paired_difference(0, 0, 4)  # and not a width of zero
     assert same.sign == 0
 
 

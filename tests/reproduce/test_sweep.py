@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, mo
             raise HardsphereError("The loss is not finite.")
         return good(config, path, **options)
 
-    monkeypatch.setattr("hardsphere.reproduce.sweep.train", train)
+    monkeypatch.setattr(import_module("hardsphere.reproduce.sweep"), "train", train)
     swept = sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
     assert swept.failed == {NAMES[1]: "The loss is not finite."}
     assert [one["run"] for one in swept.records.values()] == [NAMES[0], NAMES[2]]
@@ -211,6 +212,37 @@ def test_a_real_sweep_says_what_evaluate_says(tmp_path: Path) -> None:
     assert [len(bits) for bits in read_outcomes(tmp_path / "out" / paper["outcomes"]).values()] == [30, 30, 10, 30]
     called = [one["result"] for one in swept.records.values() if one["measurement"]["kind"] == "call"]
     assert called[0]["parameters"] > 0
+
+
+class Ticking:
+    """A clock that ticks whenever somebody looks at it: every batch takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_real_work_in_pieces_ends_where_it_ends_in_one_go(tmp_path: Path) -> None:
+    """Training is cut between epochs and evaluation between batches, again and again."""
+    measured = [{"suite": "quick", "limit": 40}, {"suite": "paper", "limit": 30, "only": ["pgd-20"], "eps": "run"}]
+    small = {**TINY, "runs": ["digits/pgd-he"], "set": {**TINY["set"], "epochs": 3}, "measure": measured}
+    whole = sweep(small, tmp_path / "whole", device="cpu")
+    clock, calls, before = Ticking(), 0, -1
+    while not (pieces := sweep(small, tmp_path / "pieces", "14s", device="cpu", clock=clock, batch=8)).complete:
+        calls += 1
+        assert calls < 20
+        before = max(before, len(pieces.records))
+    assert calls >= 4
+    assert before == 1  # one measurement was recorded while the other was still to do
+    for key, record in whole.records.items():
+        again = pieces.records[key]
+        assert again["result"]["model"] == record["result"]["model"]  # the weights, bit for bit
+        ours, theirs = (read_outcomes(swept.out / one["outcomes"]) for swept, one in ((pieces, again), (whole, record)))
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def _quick():  # type: ignore[no-untyped-def]

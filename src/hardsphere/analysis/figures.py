@@ -43,9 +43,11 @@ def gradient_ratio_figure(found: Mapping[str, GradientRatio]) -> Figure:
         axes.plot(places, torch.nanmean(ratios, 0).tolist(), "o-", color=colour, label=f"{name}, mean")
         axes.plot(places, torch.nanquantile(ratios, 0.5, dim=0).tolist(), ":", color=colour, label=f"{name}, median")
     axes.axhline(1, color="0.6", linewidth=0.8)
-    axes.set_yscale("log")
-    for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        formatter(LogFormatter(minor_thresholds=(2, 1)))
+    if axes.get_ylim()[1] > 10:  # a few samples without a clean gradient, or almost
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xticks(places, _short(layers), rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_ylabel("‖∇L(x*)‖ / ‖∇L(x)‖")
     axes.set_title("Gradient norms, adversarial over clean\n(shaded: the middle half of the samples)", fontsize=10)
