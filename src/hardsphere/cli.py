@@ -32,9 +32,10 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 
 def main() -> None:
     """Run the command line; what a person can put right is one sentence and exit code 2."""
-    # Idle threads that spin make everything many times slower as soon as another program wants the processor. torch
+    # Idle threads that spin for milliseconds make small networks many times slower as soon as another program wants the
+    # processor (40 times for 2 threads on 2 cores, both busy); spinning briefly costs nothing on an idle machine. torch
     # reads this when it is imported, which no verb has done yet.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
         app()
     except HardsphereError as error:

@@ -27,15 +27,18 @@ def _signed(value: int) -> int:
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical shift; torch's own is arithmetic and would smear the sign bit."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
+    """Logical shift, a new tensor; torch's own is arithmetic and would smear the sign bit."""
+    return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """The finaliser of splitmix64: a bijection on 64 bits in which each input bit moves each output bit."""
-    bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)
-    return bits ^ _shift_right(bits, 31)
+    """The finaliser of splitmix64: a bijection on 64 bits in which each input bit moves each output bit.
+
+    In place from the first result on: on a CPU it is the memory that costs.
+    """
+    bits = _shift_right(bits, 30).bitwise_xor_(bits).mul_(_signed(_MIX_1))
+    bits = _shift_right(bits, 27).bitwise_xor_(bits).mul_(_signed(_MIX_2))
+    return _shift_right(bits, 31).bitwise_xor_(bits)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -90,11 +93,14 @@ class Noise:
         return _shift_right(self.bits(*shape), 40).float() * 2.0**-24
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers (Box-Muller), float32 of shape (B, *shape)."""
-        bits = self.bits(*shape)
+        """Standard normal numbers (Box-Muller, two from each 64 bits), float32 of shape (B, *shape)."""
+        count = math.prod(shape)
+        bits = self.bits((count + 1) // 2)
         radius = (_shift_right(bits, 40).float() + 1) * 2.0**-24  # in (0, 1]: its logarithm is finite
+        radius = radius.log_().mul_(-2).sqrt_()
         angle = (bits & 0xFFFFFF).float() * (2.0**-24 * 2 * math.pi)
-        return torch.sqrt(-2 * torch.log(radius)) * torch.cos(angle)
+        pairs = torch.stack([angle.cos().mul_(radius), angle.sin().mul_(radius)], dim=1)
+        return pairs.flatten(1)[:, :count].reshape(len(self.keys), *shape)
 
     def signs(self, *shape: int) -> Tensor:
         """-1 or +1 with equal chance, float32 of shape (B, *shape)."""

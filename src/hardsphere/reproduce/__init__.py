@@ -16,17 +16,19 @@ from typing import Any
 from hardsphere.callable import make_callable
 from hardsphere.data import Images
 from hardsphere.data import load as load_data
-from hardsphere.errors import HardsphereError
+from hardsphere.errors import HardsphereError, nearest
 from hardsphere.evaluate import Progress
 from hardsphere.files import appearing, write_json, write_text
+from hardsphere.reproduce.analyses import ANALYSES as ANALYSES
+from hardsphere.reproduce.analyses import Analysis
 from hardsphere.reproduce.plan import Plan as Plan
 from hardsphere.reproduce.plan import read_plan as read_plan
 from hardsphere.reproduce.render import Builder, markdown
 from hardsphere.reproduce.sweep import Places, Store, Swept, place_of
 from hardsphere.reproduce.sweep import sweep as sweep
+from hardsphere.reproduce.tables import MEASURES, Scale, Table, plan_of, scale_named
 from hardsphere.reproduce.tables import SCALES as SCALES
 from hardsphere.reproduce.tables import TABLES as TABLES
-from hardsphere.reproduce.tables import Scale, Table, plan_of, scale_named, table_named
 from hardsphere.train.loop import Reporter, Silence
 
 
@@ -71,7 +73,7 @@ def reproduce(
     """Rebuild a table of the paper, as far as the budget goes; the same call goes on.
 
     Args:
-        table: such as ``table2``, or ``all``.
+        table: such as ``table2`` or ``gradients`` (see `ENTRIES`), or ``all``.
         scale: ``smoke``, ``small`` or ``full``.
         budget: such as ``9m``; none goes to the end.
         data_dir: where CIFAR-10 lies (for table4 and table12 the image folder), or a mapping with ``cifar10`` and
@@ -84,14 +86,16 @@ def reproduce(
         work, device, batch, reporter, progress, command, clock: as for `sweep`.
     """
     size = _limited(scale_named(scale), limits or {})
-    wanted = list(TABLES.values()) if table == "all" else [table_named(table)]
+    wanted = list(ENTRIES.values()) if table == "all" else [entry_named(table)]
     folder = Path(out) if out is not None else Path("results") / scale
     workplace = Path(work) if work is not None else folder / "work"
     tables, places, left_out = _with_data(wanted, size, data_dir, workplace)
     for sentence in left_out:
         (reporter or Silence()).say(sentence)
+    analyses = [one for one in tables if isinstance(one, Analysis)]
+    groups = [one.group(size, seed, overrides) for one in analyses for seed in seeds]
     swept = sweep(
-        plan_of(tables, size, seeds, overrides, keep_weights),
+        plan_of(tables, size, seeds, overrides, keep_weights, groups),
         folder,
         budget,
         data_dir=places,
@@ -104,20 +108,36 @@ def reproduce(
         clock=clock,
     )
     store, files, built = Store(folder), [], []
+    failures = [f"{name} failed: {reason}" for name, reason in swept.failed.items()]
     for one in tables:
-        failures = [f"{run} failed: {reason}" for run, reason in swept.failed.items()]
-        content = Builder(one, size, store, overrides).build(seeds, command, failures)
+        if isinstance(one, Analysis):
+            content = one.build(size, store, seeds, overrides, command, failures)
+            text = one.markdown(content)
+        else:
+            content = Builder(one, size, store, overrides).build(seeds, command, failures)
+            text = markdown(content)
         files.append(folder / f"{one.name}.md")
         write_json(folder / f"{one.name}.json", content)
-        write_text(files[-1], markdown(content))
+        write_text(files[-1], text)
         built.append(content)
     return Reproduced(tuple(files), tuple(built), swept)
 
 
+ENTRIES: dict[str, Table | Analysis] = {**TABLES, **ANALYSES}
+"""Everything that can be reproduced, by name."""
+
+
+def entry_named(name: str) -> Table | Analysis:
+    """One of the entries."""
+    if name not in ENTRIES:
+        raise HardsphereError(
+            f"Unknown table '{name}': use all or one of {', '.join(ENTRIES)}.{nearest(name, ENTRIES)}"
+        )
+    return ENTRIES[name]
+
+
 def _limited(scale: Scale, limits: Mapping[str, int]) -> Scale:
     """The scale with other numbers of images: for whole measurements, or for single attacks."""
-    from hardsphere.reproduce.tables import MEASURES
-
     entries = {name: n for name, n in limits.items() if name not in MEASURES}
     known = {
         entry.name
@@ -132,8 +152,8 @@ def _limited(scale: Scale, limits: Mapping[str, int]) -> Scale:
 
 
 def _with_data(
-    tables: Sequence[Table], scale: Scale, data_dir: Places, work: Path
-) -> tuple[list[Table], dict[str, Path], list[str]]:
+    tables: Sequence[Table | Analysis], scale: Scale, data_dir: Places, work: Path
+) -> tuple[list[Table | Analysis], dict[str, Path], list[str]]:
     """The tables whose data is there, where it lies, and a sentence for each that is left out."""
     needed = dict.fromkeys(table.data_at(scale) for table in tables)
     places: dict[str, Path] = {}

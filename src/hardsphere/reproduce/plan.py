@@ -35,8 +35,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,44 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Something that looks at several trained models at once, such as transfer between them.
+
+    Attributes:
+        runs: the trainings it needs; it knows them by their names.
+        function: is given the `Subject` of each run by its name, and a folder for figures; returns facts for JSON.
+        options: keyword arguments for it.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    function: Callable[..., Mapping[str, Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        function = f"{self.function.__module__}:{self.function.__qualname__}"
+        return {"kind": "group", "function": function, "options": dict(sorted(self.options.items()))}
+
+    @property
+    def id(self) -> str:
+        """A digest of the configurations and of what is done with them."""
+        runs = [[run.name, to_dict(run.config)] for run in self.runs]
+        return _digest(["group", FORMAT, runs, self.describe()])
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A list of runs.
+    """A list of runs, and perhaps of groups of them.
 
     Attributes:
         keep_weights: keep them after a run is judged.
+        groups: measured once all their runs, which must be among the runs, are trained.
     """
 
     name: str
     runs: tuple[Run, ...]
     keep_weights: bool = True
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -99,15 +127,16 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def merge(name: str, runs: Iterable[Run], keep_weights: bool = True) -> Plan:
+def merge(name: str, runs: Iterable[Run], keep_weights: bool = True, groups: Iterable[Group] = ()) -> Plan:
     """A plan in which a training that several runs share happens once, with the measurements of all of them."""
+    groups = tuple(groups)
     merged: dict[str, Run] = {}
-    for run in runs:
+    for run in (*runs, *(run for group in groups for run in group.runs)):
         known = merged.setdefault(run.id, run)
         have = {record_id(run.config, measurement) for measurement in known.measurements}
         new = [one for one in run.measurements if record_id(run.config, one) not in have]
         merged[run.id] = replace(known, measurements=(*known.measurements, *new))
-    return Plan(name, tuple(merged.values()), keep_weights)
+    return Plan(name, tuple(merged.values()), keep_weights, groups)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -279,13 +279,13 @@ def markdown(built: Plain) -> str:
 def _results(built: Plain) -> list[str]:
     columns = built["columns"]
     lines = ["## Measured, and the paper's", ""]
-    lines += _header(["defence", *(column["title"] for column in columns)])
-    lines += [_line(["*protocol*", *(f"*{column['protocol']}*" for column in columns)])]
-    lines += [_line(["*n*", *("" if column["n"] is None else f"*{column['n']}*" for column in columns)])]
+    lines += header(["defence", *(column["title"] for column in columns)])
+    lines += [line(["*protocol*", *(f"*{column['protocol']}*" for column in columns)])]
+    lines += [line(["*n*", *("" if column["n"] is None else f"*{column['n']}*" for column in columns)])]
     for row in built["rows"]:
-        lines.append(_line([f"**{row['title']}**", *(_value(cell) for cell in row["cells"])]))
+        lines.append(line([f"**{row['title']}**", *(_value(cell) for cell in row["cells"])]))
         if any(cell is not None and cell["paper"] is not None for cell in row["cells"]):
-            lines.append(_line(["the paper's", *(_printed(cell) for cell in row["cells"])]))
+            lines.append(line(["the paper's", *(_printed(cell) for cell in row["cells"])]))
     return [*lines, ""]
 
 
@@ -294,12 +294,12 @@ def _pairs(built: Plain) -> list[str]:
         return []
     columns = [column["title"] for column in built["columns"]]
     lines = ["## Differences, paired image by image", ""]
-    lines += _header(["pair", *columns, "honest gain"])
+    lines += header(["pair", *columns, "honest gain"])
     for pair in built["pairs"]:
         cells = [_value(cell, "+") for cell in pair["cells"]]
-        lines.append(_line([f"**{pair['title']}**", *cells, f"**{pair['verdict']}**"]))
+        lines.append(line([f"**{pair['title']}**", *cells, f"**{pair['verdict']}**"]))
         if any(cell is not None and cell["paper"] is not None for cell in pair["cells"]):
-            lines.append(_line(["the paper's", *(_printed(cell, "+") for cell in pair["cells"]), ""]))
+            lines.append(line(["the paper's", *(_printed(cell, "+") for cell in pair["cells"]), ""]))
     lines.append("")
     lines += [f"- {sentence}" for sentence in built["conclusions"]]
     return [*lines, ""] if built["conclusions"] else lines
@@ -325,13 +325,13 @@ def _notes(built: Plain) -> list[str]:
 
 def _runs(built: Plain) -> list[str]:
     lines = ["## Runs", ""]
-    lines += _header(["run", "seed", "best epoch", "training, min", "judging, min", "model", "commit", "hardware"])
+    lines += header(["run", "seed", "best epoch", "training, min", "judging, min", "model", "commit", "hardware"])
     for run in built["runs"]:
         best = f"{run['best_epoch']} of {run['epochs']}"
         minutes = [f"{run[key]:.2f}" for key in ("training_minutes", "judging_minutes")]
         models, commits = ", ".join(run["models"]), ", ".join(run["commits"])
         where = f"{run['hardware']}, torch {run['torch']}"
-        lines.append(_line([run["title"], str(run["seed"]), best, *minutes, models, commits, where]))
+        lines.append(line([run["title"], str(run["seed"]), best, *minutes, models, commits, where]))
     lines += ["", *(f"- {run['title']}: `{run['recipe']}`; {run['selection']}" for run in built["runs"])]
     commands = list(dict.fromkeys([built["command"], *(one for run in built["runs"] for one in run["commands"])]))
     lines += [f"- Command: `{command}`" for command in commands if command]
@@ -353,11 +353,13 @@ def _printed(cell: Plain | None, sign: str = "") -> str:
     return f"{cell['paper']:{sign}.4g}" if cell["interval"] is None else f"{cell['paper']:{sign}.2f}"
 
 
-def _header(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), _line(["---", *["---:"] * (len(cells) - 1)])]
+def header(cells: Sequence[str]) -> list[str]:
+    """The head of a Markdown table."""
+    return [line(cells), line(["---", *["---:"] * (len(cells) - 1)])]
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
 
 

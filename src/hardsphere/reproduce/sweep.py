@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,18 @@ from hardsphere.data import DataSet
 from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import Progress
-from hardsphere.files import write_text
+from hardsphere.evaluate.witness import model_digest
+from hardsphere.files import write_json, write_text
 from hardsphere.reproduce.measures import Measurement, Subject
 from hardsphere.reproduce.outcomes import Bits, Estimate, difference, read_outcomes, write_outcomes
-from hardsphere.reproduce.plan import Plan, Run, read_plan, record_id, seconds
+from hardsphere.reproduce.plan import Group, Plan, Run, read_plan, record_id, seconds
 from hardsphere.runtime import environment, hardware, pick_device
 from hardsphere.train import load, train
 from hardsphere.train.loop import Reporter, Silence
 
 SCHEMA = "hardsphere.sweep/1"
 SAVE_EVERY = 120.0  # seconds between checkpoints inside an epoch, where a budget may end the run
+TRAINED = "trained.json"  # beside the weights of a finished training: what there is to say about it
 GPU_BATCH, CPU_BATCH = 1000, 256
 
 Record = dict[str, Any]
@@ -193,7 +196,7 @@ class _Sweep:
         self.failed: dict[str, str] = {}
 
     def go(self) -> None:
-        todo = [run for run in self.plan.runs if self.unrecorded(run)]
+        todo = [run for run in self.plan.runs if self.unrecorded(run) or (self.wanted(run) and not self.trained(run))]
         for run in todo:
             self.test_data(run)  # a wrong --data must be said before hours of training, not after
         for run in todo:
@@ -202,14 +205,36 @@ class _Sweep:
             if not self.fits(run):
                 self.reporter.say(f"{run.name}: expected to take longer than the budget has left; put off.")
                 continue
-            try:
-                self.do(run)
-            except OutOfTime:
-                self.reporter.say(f"{run.name}: the budget is spent; the same command goes on from here.")
+            if not self.attempt(run.name, partial(self.do, run)):
                 break
-            except HardsphereError as reason:
-                self.failed[run.name] = str(reason)
-                self.reporter.say(f"{run.name}: {reason}")
+        for group in self.waiting():
+            if all(self.trained(run) for run in group.runs) and self.clock() < self.end:
+                self.attempt(group.name, partial(self.together, group))
+
+    def attempt(self, name: str, work: Callable[[], None]) -> bool:
+        """Do some work; false if time ran out. What fails is said, and does not stop the rest."""
+        try:
+            work()
+        except OutOfTime:
+            self.reporter.say(f"{name}: the budget is spent; the same command goes on from here.")
+            return False
+        except HardsphereError as reason:
+            self.failed[name] = str(reason)
+            self.reporter.say(f"{name}: {reason}")
+        return True
+
+    def waiting(self) -> list[Group]:
+        """The groups that are not recorded yet."""
+        return [group for group in self.plan.groups if group.id not in self.store.records]
+
+    def wanted(self, run: Run) -> bool:
+        """Whether a group still needs the weights of a run."""
+        return any(run.id == member.id for group in self.waiting() for member in group.runs)
+
+    def trained(self, run: Run) -> bool:
+        """Whether the weights of a finished training are there."""
+        path = self.work / run.id
+        return (path / TRAINED).exists() and (path / "checkpoints").is_dir()
 
     def unrecorded(self, run: Run) -> list[Measurement]:
         return [one for one in run.measurements if record_id(run.config, one) not in self.store.records]
@@ -217,6 +242,15 @@ class _Sweep:
     def do(self, run: Run) -> None:
         """Train (or go on, or find it trained), judge, record, and tidy up."""
         path = self.work / run.id
+        if not self.trained(run):
+            self.train(run, path)
+        facts = json.loads((path / TRAINED).read_text(encoding="utf-8"))
+        for measurement in self.unrecorded(run):
+            self.judge(run, path, measurement, facts)
+        self.tidy(run)
+
+    def train(self, run: Run, path: Path) -> None:
+        """Train to the end, and leave a note of it beside the weights."""
         self.reporter.say(f"{run.name}: training into {path}")
         begin = self.clock()
         trained = train(
@@ -239,32 +273,21 @@ class _Sweep:
             "validation_clean": clean,
             **_training_time(path, self.clock() - begin),
         }
-        for measurement in self.unrecorded(run):
-            self.judge(run, path, measurement, facts)
-        if not self.plan.keep_weights:
-            drop_weights(path)
+        write_json(path / TRAINED, facts)
+
+    def tidy(self, run: Run) -> None:
+        """Drop the weights that nobody needs any more, if they are not to be kept."""
+        if not (self.plan.keep_weights or self.unrecorded(run) or self.wanted(run)):
+            drop_weights(self.work / run.id)
 
     def judge(self, run: Run, path: Path, measurement: Measurement, trained: Record) -> None:
         if self.clock() >= self.end:
             raise OutOfTime
         identity = record_id(run.config, measurement)
         self.reporter.say(f"{run.name}: measuring {measurement.name}")
-        deployed = load(path)
-        about = {"target": run.name, "data": f"{run.config.dataset} test", "selection": deployed.selection}
-        if self.command:
-            about["command"] = self.command
+        subject = self.subject(run, path / f"measured-{identity}")
         begin = self.clock()
-        measured = measurement.measure(
-            Subject(
-                deployed,
-                self.test_data(run).test,
-                path / f"measured-{identity}",
-                self.device,
-                self.batch,
-                about,
-                self.watched,
-            )
-        )
+        measured = measurement.measure(subject)
         spent = self.clock() - begin
         record = {
             "schema": SCHEMA,
@@ -273,7 +296,7 @@ class _Sweep:
             "run": run.name,
             "config": to_dict(run.config),
             "measurement": {"name": measurement.name, **measurement.describe()},
-            "trained": {**trained, "selection": deployed.selection},
+            "trained": {**trained, "selection": subject.deployed.selection},
             "result": measured.facts,
             "seconds": spent,
             "outcomes": None,
@@ -281,6 +304,43 @@ class _Sweep:
             "command": self.command,
         }
         self.store.add(record, measured.outcomes)
+
+    def together(self, group: Group) -> None:
+        """Look at several trained models at once, and record what was seen."""
+        self.reporter.say(f"{group.name}: looking at {', '.join(run.name for run in group.runs)}")
+        subjects = {run.name: self.subject(run, self.work / run.id / f"seen-{group.id}") for run in group.runs}
+        begin = self.clock()
+        facts = group.function(subjects, self.store.out, **group.options)
+        notes = {run.name: self.work / run.id / TRAINED for run in group.runs}
+        record = {
+            "schema": SCHEMA,
+            "id": group.id,
+            "group": group.name,
+            "run": group.name,
+            "configs": {run.name: to_dict(run.config) for run in group.runs},
+            "models": {name: model_digest(subject.deployed.model) for name, subject in subjects.items()},
+            "data": {name: subject.test.digest() for name, subject in subjects.items()},
+            "measurement": {"name": group.name, **group.describe()},
+            "trained": {
+                name: {**json.loads(note.read_text(encoding="utf-8")), "selection": subjects[name].deployed.selection}
+                for name, note in notes.items()
+            },
+            "result": json.loads(json.dumps(facts)),
+            "seconds": self.clock() - begin,
+            "outcomes": None,
+            "environment": environment(self.device),
+            "command": self.command,
+        }
+        self.store.add(record, {})
+        for run in group.runs:
+            self.tidy(next(one for one in self.plan.runs if one.id == run.id))
+
+    def subject(self, run: Run, folder: Path) -> Subject:
+        deployed = load(self.work / run.id)
+        about = {"target": run.name, "data": f"{run.config.dataset} test", "selection": deployed.selection}
+        if self.command:
+            about["command"] = self.command
+        return Subject(deployed, self.test_data(run).test, folder, self.device, self.batch, about, self.watched)
 
     def watched(self, state: Progress) -> None:
         """Pass on how an evaluation goes, and stop it when time is up: what it has done is in its ledger."""
@@ -303,7 +363,8 @@ class _Sweep:
         kin = [
             record
             for record in self.store.records.values()
-            if record["environment"]["device"] == hardware(self.device)
+            if "config" in record
+            and record["environment"]["device"] == hardware(self.device)
             and record["config"]["model"] == config.model
             and record["config"]["dataset"] == config.dataset
         ]
@@ -329,8 +390,13 @@ class _Sweep:
     def swept(self) -> Swept:
         wanted = [(run, one, record_id(run.config, one)) for run, one in self.plan.items()]
         held = {key: self.store.records[key] for _, _, key in wanted if key in self.store.records}
-        missing = tuple((run.name, one.name) for run, one, key in wanted if key not in held)
-        return Swept(self.store.out, held, missing, self.failed)
+        missing = [(run.name, one.name) for run, one, key in wanted if key not in held]
+        for group in self.plan.groups:
+            if group.id in self.store.records:
+                held[group.id] = self.store.records[group.id]
+            else:
+                missing.append((group.name, "together"))
+        return Swept(self.store.out, held, tuple(missing), self.failed)
 
 
 class _Watch:
@@ -368,6 +434,7 @@ def place_of(data_dir: Places, dataset: str) -> Path | None:
 
 def drop_weights(path: Path) -> None:
     """Keep of a run directory only what is small: configuration, environment and metrics."""
+    (path / TRAINED).unlink(missing_ok=True)  # first: what is left must never look like a finished training
     for item in path.iterdir():
         if item.is_dir():
             shutil.rmtree(item)

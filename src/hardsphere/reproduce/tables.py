@@ -4,14 +4,15 @@ Every table has the paper's columns, measured in the paper's protocol, and besid
 suite on the model as deployed (the honest protocol): `HONEST` is appended to each of them. `smoke` runs on a CPU in
 minutes and shows that everything works; `small` is PreActResNet-18 with a short schedule; `full` is the paper's recipe.
 
-A new table is one entry in `TABLES`; if it needs a new kind of measurement, that is one more in `MEASURES`.
+A new table is one entry in `TABLES`; if it needs a new kind of measurement, that is one more in `MEASURES`. What looks
+at several trained models at once is an entry in `hardsphere.reproduce.analyses`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from hardsphere.corruptions import CORRUPTIONS, SEVERITIES
 from hardsphere.errors import HardsphereError, nearest
@@ -19,7 +20,7 @@ from hardsphere.evaluate import SUITES, Entry, OfEps, Suite
 from hardsphere.recipes import recipe
 from hardsphere.reproduce import paper
 from hardsphere.reproduce.measures import ROBUST, Attacks, Corruptions, Measurement, attacks
-from hardsphere.reproduce.plan import Plan, Run, merge
+from hardsphere.reproduce.plan import Group, Plan, Run, merge
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Scales
@@ -256,37 +257,43 @@ class Table:
         return {name: MEASURES[name](scale) for name in names}
 
 
-def run_of(table: Table, row: Row, scale: Scale, seed: int = 0, overrides: Mapping[str, Any] | None = None) -> Run:
+class Item(Protocol):
+    """What a run can be planned for: a table, or an analysis of trained models."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    def rows_at(self, scale: Scale) -> tuple[Row, ...]: ...
+    def data_at(self, scale: Scale) -> str: ...
+    def measurements(self, scale: Scale) -> dict[str, Measurement]: ...
+
+
+def run_of(item: Item, row: Row, scale: Scale, seed: int = 0, overrides: Mapping[str, Any] | None = None) -> Run:
     """The run behind a row."""
-    data = table.data_at(scale)
+    data = item.data_at(scale)
     framework = row.recipe.partition("-")[0]
     # Corruptions need colour images: there the digits come from a file, with everything else as for digits.
     base, dataset = ("digits", {"dataset": "arrays"}) if data == "arrays" else (data, {})
     values = {**dataset, **scale.overrides(data, framework), **row.overrides, **(overrides or {}), "seed": seed}
     config = recipe(f"{base}/{row.recipe}", values)
     name = row.title if row.severity is None else row.title.rpartition(",")[0]
-    return Run(f"{name}, seed {seed}" if seed else name, config, tuple(table.measurements(scale).values()))
+    return Run(f"{name}, seed {seed}" if seed else name, config, tuple(item.measurements(scale).values()))
 
 
 def plan_of(
-    tables: Sequence[Table],
+    items: Sequence[Item],
     scale: Scale,
     seeds: Sequence[int] = (0,),
     overrides: Mapping[str, Any] | None = None,
     keep_weights: bool = True,
+    groups: Sequence[Group] = (),
 ) -> Plan:
     """Everything that some tables need at a scale; what they share is done once."""
     runs = [
-        run_of(table, row, scale, seed, overrides) for table in tables for seed in seeds for row in table.rows_at(scale)
+        run_of(item, row, scale, seed, overrides) for item in items for seed in seeds for row in item.rows_at(scale)
     ]
-    return merge(", ".join(table.name for table in tables), runs, keep_weights)
-
-
-def table_named(name: str) -> Table:
-    """One of the tables."""
-    if name not in TABLES:
-        raise HardsphereError(f"Unknown table '{name}': use all or one of {', '.join(TABLES)}.{nearest(name, TABLES)}")
-    return TABLES[name]
+    return merge(", ".join(item.name for item in items), runs, keep_weights, groups)
 
 
 _FRAMEWORKS = {"PGD-AT": "pgd", "ALP": "alp", "TRADES": "trades", "FastAT": "fast", "FreeAT": "free"}
