@@ -406,6 +406,72 @@ def bench_train(
     typer.echo(json.dumps({key: value for key, value in result.items() if key != "environment"}, indent=2))
 
 
+Budget = Annotated[
+    str | None, typer.Option(help="Stop inside this time, such as 90s, 9m or 2h; the same call goes on.")
+]
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="table2 to table12, ablation, steps, mechanism, ..., or all")],
+    scale: Annotated[str, typer.Option(help="smoke (digits, minutes on a CPU), small or full.")] = "smoke",
+    budget: Budget = None,
+    data: Annotated[Path | None, typer.Option(help="Where CIFAR-10 lies; smoke needs none.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The image folder of the ImageNet tables.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and outcomes; results/<scale> by default.")
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="One or several.")] = None,
+    keep_weights: Annotated[bool, typer.Option(help="Keep the weights of the runs.")] = True,
+    device: Device = None,
+) -> None:
+    """Rebuild a table or figure of the paper, in both protocols, with the paper's numbers beside the measured ones."""
+    from hardsphere.progress import reporter
+    from hardsphere.reproduce import reproduce as run
+
+    places = {name: place for name, place in (("cifar10", data), ("folder", folder)) if place is not None}
+    with reporter() as watch:
+        done = run(
+            table,
+            scale,
+            budget,
+            places,
+            out,
+            seeds=seed or (0,),
+            keep_weights=keep_weights,
+            device=device,
+            reporter=watch,
+            command=_command(without="--budget"),
+        )
+    for file in done.files:
+        typer.echo(file.read_text())
+    typer.echo(
+        f"Written: {', '.join(map(str, done.files))}" + ("" if done.complete else " (incomplete: call it again)")
+    )
+
+
+@app.command()
+def sweep(
+    plan: Annotated[Path, typer.Argument(help="a YAML file: which runs to train, and what to measure on each")],
+    out: Annotated[Path, typer.Option(help="Folder for the results.")],
+    budget: Budget = None,
+    data: Annotated[Path | None, typer.Option(help="Where the data set lies; digits needs none.")] = None,
+    device: Device = None,
+) -> None:
+    """Train, judge and record the runs of a plan, as far as the budget goes; the same call goes on."""
+    from hardsphere.progress import reporter
+    from hardsphere.reproduce import sweep as run
+
+    with reporter() as watch:
+        swept = run(
+            plan, out, budget, data_dir=data, device=device, reporter=watch, command=_command(without="--budget")
+        )
+    for name, reason in swept.failed.items():
+        typer.echo(f"{name} failed: {reason}", err=True)
+    missing = f"{len(swept.missing)} measurements are missing: call it again" if swept.missing else "complete"
+    typer.echo(f"Written: {out / 'results.jsonl'}, {len(swept.records)} records; {missing}.")
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/demo"),

@@ -38,4 +38,3 @@ def test_compiled_maximisation_finds_the_same_images(name: str) -> None:
         assert (quick - x).abs().max() <= adversary.ball.eps + 1e-6
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[2]
-

@@ -53,7 +53,7 @@ class Workshop:
 
     def load(self, path: Path) -> Any:
         assert (path / "checkpoints" / "state.json").exists(), "judged without weights"
-        return SimpleNamespace(selection="made up", recipe=path.name)
+        return SimpleNamespace(selection="made up", recipe=path.name, model=None)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import evaluate
 from hardsphere.recipes import recipe
 from hardsphere.reproduce.outcomes import read_outcomes
-from hardsphere.reproduce.plan import Plan, Run, record_id
+from hardsphere.reproduce.plan import Group, Plan, Run, merge, record_id
+from hardsphere.reproduce.render import sweep_markdown
 from hardsphere.reproduce.sweep import Store, sweep
 from hardsphere.train import load, train
 
@@ -128,9 +129,64 @@ def test_weights_can_be_dropped(shop: Workshop, tmp_path: Path) -> None:
     swept = sweep(small, tmp_path, clock=shop.clock, device="cpu")
     assert swept.complete
     left = sorted(file.name for file in (tmp_path / "work" / small.runs[0].id).rglob("*"))
-    assert left == ["metrics.jsonl"]
+    assert left == ["metrics.jsonl"]  # and the configuration and environment of a real run
     assert sweep(small, tmp_path, clock=shop.clock, device="cpu").complete
     assert len(shop.trained) == 9
+
+
+def look(subjects, folder, word):  # type: ignore[no-untyped-def]
+    """A group's function: what it saw, and a figure."""
+    (folder / "figure.txt").write_text(word)
+    return {"n": len(subjects), "seen": [subject.deployed.recipe for subject in subjects.values()]}
+
+
+def grouped(shop: Workshop, monkeypatch: pytest.MonkeyPatch, **options: object) -> Plan:
+    """Two of the three runs are looked at together; nothing is measured on the second alone."""
+    monkeypatch.setattr(import_module("hardsphere.reproduce.sweep"), "model_digest", lambda model: "digest")
+    single = plan(shop).runs
+    bare = replace(single[1], measurements=())
+    return merge("grouped", single[:1], groups=[Group("pair", (single[0], bare), look, {"word": "drawn"})], **options)  # type: ignore[arg-type]
+
+
+def test_a_group_is_looked_at_once_all_its_models_are_trained(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = grouped(shop, monkeypatch)
+    first = sweep(pair, tmp_path, "50s", clock=shop.clock, device="cpu")
+    assert first.missing == (("pair", "together"),)
+    assert not (tmp_path / "figure.txt").exists()
+    second = sweep(pair, tmp_path, "50s", clock=shop.clock, device="cpu")
+    assert second.complete
+    assert (tmp_path / "figure.txt").read_text() == "drawn"
+    record = second.records[pair.groups[0].id]
+    assert record["result"] == {"n": 2, "seen": [run.id for run in pair.runs]}
+    assert list(record["configs"]) == list(NAMES[:2])
+    assert record["trained"][NAMES[1]]["best_epoch"] == 3
+    work = len(shop.trained)
+    (tmp_path / "figure.txt").unlink()
+    assert sweep(pair, tmp_path, clock=shop.clock, device="cpu").complete
+    assert len(shop.trained) == work == 6
+    assert not (tmp_path / "figure.txt").exists()  # recorded, so not done again
+
+
+def test_weights_are_dropped_only_after_the_groups_have_seen_them(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = grouped(shop, monkeypatch, keep_weights=False)
+    assert sweep(pair, tmp_path, clock=shop.clock, device="cpu").complete
+    assert not list(tmp_path.glob("work/*/checkpoints"))
+    assert not list(tmp_path.glob("work/*/trained.json"))
+    assert len(shop.trained) == 6
+
+
+def test_a_half_finished_second_training_is_not_taken_for_a_whole_one(shop: Workshop, tmp_path: Path) -> None:
+    small = plan(shop, keep_weights=False)
+    sweep(small, tmp_path, clock=shop.clock, device="cpu")
+    more = replace(small, runs=(replace(small.runs[0], measurements=(Coin(shop.clock, salt=1),)),))
+    shop.trained.clear()
+    assert not sweep(more, tmp_path, "15s", clock=shop.clock, device="cpu").complete
+    assert sweep(more, tmp_path, clock=shop.clock, device="cpu").complete
+    assert [epoch for _, epoch in shop.trained] == [1, 2, 3]
 
 
 def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +266,9 @@ def test_a_real_sweep_says_what_evaluate_says(tmp_path: Path) -> None:
     paper = next(one for one in swept.records.values() if one["measurement"]["name"] == "paper")
     assert paper["result"]["protocol"] == "paper"
     assert [len(bits) for bits in read_outcomes(tmp_path / "out" / paper["outcomes"]).values()] == [30, 30, 10, 30]
+    text = sweep_markdown(swept)
+    assert f"| digits/pgd-he | 40 | {100 * evaluation.clean_accuracy:.2f} [" in text
+    assert f"parameters |\n| --- | ---: |\n| digits/pgd | {_parameters('digits/pgd')} |" in text
     called = [one["result"] for one in swept.records.values() if one["measurement"]["kind"] == "call"]
     assert called[0]["parameters"] > 0
 
@@ -243,6 +302,14 @@ def test_real_work_in_pieces_ends_where_it_ends_in_one_go(tmp_path: Path) -> Non
         ours, theirs = (read_outcomes(swept.out / one["outcomes"]) for swept, one in ((pieces, again), (whole, record)))
         assert ours.keys() == theirs.keys()
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _parameters(name: str) -> int:
+    """A CNN of width 4 on digits: see `hardsphere.models.cnn`."""
+    from hardsphere.train.deployed import build_model
+
+    model = build_model(recipe(name, TINY["set"]), load_data("digits"))
+    return sum(weights.numel() for weights in model.parameters())
 
 
 def _quick():  # type: ignore[no-untyped-def]

@@ -19,9 +19,9 @@ from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.statistics import paired_difference
 from hardsphere.recipes import recipe
-from hardsphere.reproduce import colour_digits, paper, reproduce, tables
+from hardsphere.reproduce import ENTRIES, colour_digits, paper, reproduce, tables
 from hardsphere.reproduce.plan import record_id
-from hardsphere.reproduce.render import Builder, markdown, recipe_line
+from hardsphere.reproduce.render import Builder, markdown, recipe_line, steps_figure
 from hardsphere.reproduce.sweep import Store
 from hardsphere.reproduce.tables import HONEST, SCALES, TABLES, Column, Row, Table, plan_of, run_of
 
@@ -196,6 +196,25 @@ def test_columns_of_two_trainings_are_remarked_on(tmp_path: Path) -> None:
     assert "PGD-AT: its columns come from 2 trainings of the same configuration." in built["remarks"]
 
 
+def test_the_figure_of_the_steps_shows_both_protocols() -> None:
+    table = TABLES["steps"]
+    columns = [{"title": one.title, "protocol": "honest" if one is HONEST else "paper"} for one in table.all_columns]
+    rows = []
+    for k in (1, 2, 3):
+        for head, value in (("PGD-AT", 40.0 + k), ("PGD-AT + HE", 45.0 + k)):
+            cell = {"value": value, "interval": [value - 2, value + 3], "n": 100, "paper": None}
+            cells = [cell if k < 3 else None] * len(columns)  # the last is not measured yet
+            rows.append({"title": f"{head}, k = {k}", "seed": 0, "cells": cells})
+    (axes,) = steps_figure({"rows": rows, "columns": columns}).axes
+    curves = {drawn.get_label(): drawn.lines[0] for drawn in axes.containers}
+    assert set(curves) == {
+        f"{head}, {what}" for head in ("PGD-AT", "PGD-AT + HE") for what in ("PGD-20 (paper)", "Standard (honest)")
+    }
+    for label, curve in curves.items():
+        assert curve.get_xdata().tolist() == [1, 2]
+        assert curve.get_ydata().tolist() == ([46, 47] if "HE" in label else [41, 42])
+
+
 def test_a_recipe_line_trains_the_same_configuration() -> None:
     config = recipe("cifar10/trades-he", {"epochs": 20, "attack.eps": 0.1, "ema.decay": 0.999, "source": "code"})
     name, *changes = recipe_line(to_dict(config)).split()
@@ -221,9 +240,10 @@ def test_table_2_end_to_end(tmp_path: Path) -> None:
     assert done.swept.failed == {}
     (file,) = done.files
     text = file.read_text(encoding="utf-8")
-    assert text.startswith("# Table 2. White-box attacks on CIFAR-10 (smoke)")
+    assert text.startswith("# Table 2. White-box attacks on CIFAR-10, scale smoke")
     assert "Incomplete" not in text
     assert "86.75" in text
+    assert "- Overridden in every run: epochs=1 model=cnn-4 batch=256 attack.steps=1." in text
     assert "hardsphere reproduce table2" in text
     built = json.loads((tmp_path / "table2.json").read_text(encoding="utf-8"))
     assert len(built["rows"]) == 9
@@ -300,4 +320,4 @@ def test_everything_at_the_smoke_scale(tmp_path: Path) -> None:
     done = reproduce("all", out=tmp_path, device="cpu")
     assert done.swept.failed == {}
     assert done.complete
-    assert [file.stem for file in done.files] == list(TABLES)
+    assert [file.stem for file in done.files] == list(ENTRIES)

@@ -20,10 +20,11 @@ from hardsphere.errors import HardsphereError, nearest
 from hardsphere.evaluate import Progress
 from hardsphere.files import appearing, write_json, write_text
 from hardsphere.reproduce.analyses import ANALYSES as ANALYSES
-from hardsphere.reproduce.analyses import Analysis
+from hardsphere.reproduce.analyses import Analysis, save_figure
 from hardsphere.reproduce.plan import Plan as Plan
 from hardsphere.reproduce.plan import read_plan as read_plan
-from hardsphere.reproduce.render import Builder, markdown
+from hardsphere.reproduce.render import FIGURES, Builder, markdown
+from hardsphere.reproduce.render import sweep_markdown as sweep_markdown
 from hardsphere.reproduce.sweep import Places, Store, Swept, place_of
 from hardsphere.reproduce.sweep import sweep as sweep
 from hardsphere.reproduce.tables import MEASURES, Scale, Table, plan_of, scale_named
@@ -108,14 +109,18 @@ def reproduce(
         clock=clock,
     )
     store, files, built = Store(folder), [], []
-    failures = [f"{name} failed: {reason}" for name, reason in swept.failed.items()]
+    remarks = [f"{name} failed: {reason}" for name, reason in swept.failed.items()]
+    if overrides:
+        remarks.append(f"Overridden in every run: {' '.join(f'{key}={value}' for key, value in overrides.items())}.")
     for one in tables:
         if isinstance(one, Analysis):
-            content = one.build(size, store, seeds, overrides, command, failures)
+            content = one.build(size, store, seeds, overrides, command, remarks)
             text = one.markdown(content)
         else:
-            content = Builder(one, size, store, overrides).build(seeds, command, failures)
+            content = Builder(one, size, store, overrides).build(seeds, command, remarks)
             text = markdown(content)
+            if one.name in FIGURES:
+                save_figure(FIGURES[one.name](content), folder / f"{one.name}.png")
         files.append(folder / f"{one.name}.md")
         write_json(folder / f"{one.name}.json", content)
         write_text(files[-1], text)

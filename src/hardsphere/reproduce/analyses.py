@@ -107,7 +107,7 @@ class Analysis:
 
     def markdown(self, built: Plain) -> str:
         """The same for people."""
-        parts = [f"# {built['title']} ({built['scale']})", ""]
+        parts = [f"# {built['title']}, scale {built['scale']}", ""]
         if not built["complete"]:
             parts += ["**Incomplete**: the models are not all trained yet; the same command goes on.", ""]
         parts += [f"{built['about'][0].upper()}{built['about'][1:]}. 95 % intervals in brackets.", ""]
@@ -124,7 +124,8 @@ class Analysis:
             parts.append(
                 f"- {run['title']}: `{run['recipe']}` seed {run['seed']}, best epoch {run['best_epoch']} of "
                 f"{run['epochs']}, {run['selection']}; {run['training_minutes']:.2f} min of training, "
-                f"{run['minutes']:.2f} min here, {run['hardware']}, torch {run['torch']}, commit {run['commit']}, model {run['model']}"
+                f"{run['minutes']:.2f} min here, {run['hardware']}, torch {run['torch']}, commit {run['commit']}, "
+                f"model {run['model']}"
             )
         return "\n".join([*parts, *([f"- Command: `{built['command']}`"] if built["command"] else [])]) + "\n"
 
@@ -183,7 +184,12 @@ def figure_name(name: str, seed: int) -> str:
 
 
 def _draw(figure: Figure, folder: Path, name: str, seed: int) -> None:
-    with appearing(folder / figure_name(name, seed)) as partial:
+    save_figure(figure, folder / figure_name(name, seed))
+
+
+def save_figure(figure: Figure, file: Path) -> None:
+    """Write a figure as PNG."""
+    with appearing(file) as partial:
         figure.savefig(partial, format="png", dpi=120)
 
 

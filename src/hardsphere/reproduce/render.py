@@ -7,8 +7,9 @@ difference there includes 0, the gain is "not shown", whatever the paper's proto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hardsphere.config import flatten, from_dict
 from hardsphere.recipes import recipe
@@ -16,8 +17,11 @@ from hardsphere.reproduce import paper
 from hardsphere.reproduce.measures import Measurement
 from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy
 from hardsphere.reproduce.plan import record_id
-from hardsphere.reproduce.sweep import Record, Store
+from hardsphere.reproduce.sweep import Record, Store, Swept
 from hardsphere.reproduce.tables import HONEST, Column, Row, Scale, Table, run_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "hardsphere.table/1"
 VERDICTS = {1: "gain shown", 0: "not shown", -1: "loss shown"}
@@ -267,13 +271,93 @@ def _word(value: Any) -> str:
 
 def markdown(built: Plain) -> str:
     """A built table for people."""
-    head = [f"# {built['title']} ({built['scale']})", ""]
+    head = [f"# {built['title']}, scale {built['scale']}", ""]
     if not built["complete"]:
         count = f"{len(built['missing'])} of {len(built['rows'])} rows lack something"
         head += [f"**Incomplete**: {count}; the same command goes on.", ""]
     head += [f"{built['about'][0].upper()}{built['about'][1:]}. Accuracy in %, 95 % intervals in brackets.", ""]
+    if built["table"] in FIGURES:
+        head += [f"![{built['title']}]({built['table']}.png)", ""]
     parts = [*head, *_results(built), *_pairs(built), *_notes(built), *_runs(built)]
     return "\n".join(parts) + "\n"
+
+
+def sweep_markdown(swept: Swept) -> str:
+    """What a sweep has recorded, a table per measurement; for plans of one's own."""
+    parts = ["# Sweep", ""]
+    if not swept.complete:
+        parts += [f"**Incomplete**: {len(swept.missing)} to go; the same command goes on.", ""]
+    parts += [f"- {name} failed: {reason}" for name, reason in swept.failed.items()]
+    by_measurement: dict[str, list[Record]] = {}
+    for record in swept.records.values():
+        by_measurement.setdefault(json.dumps(record["measurement"], sort_keys=True), []).append(record)
+    for records in by_measurement.values():
+        parts += [f"## {records[0]['measurement']['name']}", "", *_recorded(records), ""]
+    return "\n".join(parts)
+
+
+def _recorded(records: Sequence[Record]) -> list[str]:
+    """The records of one measurement: its accuracies, or else the numbers it gives."""
+    result = records[0]["result"]
+    words = [str(result[key]) for key in ("protocol", "suite", "ball") if key in result]
+    lines = [*([", ".join(words), ""] if words else [])]
+    if "columns" in result:
+        names = list(result["columns"])
+        lines += header(["run", "n", *names, "training, min"])
+        for one in records:
+            cells = [_proportion(one["result"]["columns"].get(name)) for name in names]
+            lines.append(line([one["run"], str(one["result"]["n"]), *cells, f"{one['trained']['minutes']:.2f}"]))
+        return lines
+    names = [key for key, value in result.items() if isinstance(value, int | float)]
+    lines += header(["run", *names])
+    return [*lines, *(line([one["run"], *(str(one["result"].get(name, "")) for name in names)]) for one in records)]
+
+
+def _proportion(found: Plain | None) -> str:
+    if found is None or found["accuracy"] is None:
+        return ""
+    low, high = (100 * end for end in found["interval"])
+    return f"{100 * found['accuracy']:.2f} [{low:.1f}, {high:.1f}]"
+
+
+def steps_figure(built: Plain) -> Figure:
+    """Fig. 2, left, in both protocols: accuracy by the number of attack steps in training."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    titles = [column["title"] for column in built["columns"]]
+    styles = {"PGD-20": "-", HONEST.title: "--"}
+    for colour, head in (("#0072B2", "PGD-AT"), ("#D55E00", "PGD-AT + HE")):
+        rows = [row for row in built["rows"] if row["title"].partition(",")[0] == head and row["seed"] == 0]
+        for column, style in styles.items():
+            found = [(_k(row["title"]), row["cells"][titles.index(column)]) for row in rows]
+            points = [(k, cell) for k, cell in found if cell is not None]
+            if not points:
+                continue
+            values = [cell["value"] for _, cell in points]
+            below = [max(cell["value"] - cell["interval"][0], 0.0) for _, cell in points]
+            above = [max(cell["interval"][1] - cell["value"], 0.0) for _, cell in points]
+            protocol = built["columns"][titles.index(column)]["protocol"]
+            label = f"{head}, {column} ({protocol})"
+            steps = [k for k, _ in points]
+            axes.errorbar(steps, values, [below, above], color=colour, linestyle=style, marker="o", label=label)
+    axes.set_xticks(sorted({_k(row["title"]) for row in built["rows"]}))
+    axes.set_xlabel("steps k of the attack in training")
+    axes.set_ylabel("accuracy in %")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _k(title: str) -> int:
+    return int(title.partition("k = ")[2].partition(",")[0])
+
+
+FIGURES: dict[str, Callable[[Plain], Figure]] = {"steps": steps_figure}
+"""The tables that the paper shows as a figure."""
 
 
 def _results(built: Plain) -> list[str]:

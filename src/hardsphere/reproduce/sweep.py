@@ -44,7 +44,7 @@ from hardsphere.train.loop import Reporter, Silence
 SCHEMA = "hardsphere.sweep/1"
 SAVE_EVERY = 120.0  # seconds between checkpoints inside an epoch, where a budget may end the run
 TRAINED = "trained.json"  # beside the weights of a finished training: what there is to say about it
-GPU_BATCH, CPU_BATCH = 1000, 256
+GPU_BATCH, CPU_BATCH = 250, 256  # an evaluation is stopped between batches, so they must not take minutes
 
 Record = dict[str, Any]
 Places = Path | str | Mapping[str, Path | str] | None

@@ -1,0 +1,83 @@
+"""The analyses as entries of `reproduce`: planned, recorded with their provenance, and written with their figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardsphere import analysis
+from hardsphere.data import Images, to_float
+from hardsphere.data import load as load_data
+from hardsphere.reproduce import ANALYSES, SCALES, Reproduced, reproduce
+from hardsphere.reproduce.tables import TABLES, plan_of
+from hardsphere.train import load
+
+TINY: dict[str, Any] = {"epochs": 1, "model": "cnn-4", "batch": 256, "attack.steps": 1}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for all of them: what one has trained, the others use."""
+    return tmp_path_factory.mktemp("analyses")
+
+
+def made(name: str, out: Path) -> Reproduced:
+    return reproduce(name, "smoke", out=out, overrides=TINY, device="cpu", command=f"hardsphere reproduce {name}")
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_end_to_end(name: str, out: Path) -> None:
+    done = made(name, out)
+    assert done.swept.failed == {}
+    assert done.complete
+    entry = ANALYSES[name]
+    text = (out / f"{name}.md").read_text(encoding="utf-8")
+    assert text.startswith(f"# {entry.title}, scale smoke")
+    assert f"Command: `hardsphere reproduce {name}`" in text
+    built = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+    assert [run["title"] for run in built["runs"]] == [row.title for row in entry.rows]
+    assert all(run["model"] and run["selection"] and run["hardware"] for run in built["runs"])
+    assert built["found"][0]["facts"]["n"] == entry.images["smoke"]
+    for row in entry.rows:
+        assert row.title in text
+    for figure in entry.figures:
+        assert (out / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"({figure}.png)" in text
+
+
+def test_what_is_recorded_is_what_the_analysis_says(out: Path) -> None:
+    done = made("gradients", out)
+    group = ANALYSES["gradients"].group(SCALES["smoke"], 0, TINY)
+    facts = done.swept.records[group.id]["result"]
+    deployed = load(out / "work" / group.runs[1].id)
+    test = load_data("digits").test
+    assert isinstance(test, Images)
+    part = test.subset(range(facts["n"]))
+    direct = analysis.gradient_ratio(
+        deployed.model, to_float(part.pixels), part.labels, deployed.ball, seed=0, ids=part.ids
+    ).to_dict()
+    for layer, numbers in direct["layers"].items():
+        recorded = facts["models"]["PGD-AT + HE"]["layers"][layer]
+        assert recorded["ratio"]["mean"] == pytest.approx(numbers["ratio"]["mean"], rel=1e-6)
+
+
+def test_the_papers_table_7_stands_beside_ours(out: Path) -> None:
+    made("table7", out)
+    lines = (out / "table7.md").read_text(encoding="utf-8").splitlines()
+    assert "| the paper's | 67.09 | 62.89 |  | -4.20 |" in lines
+    assert "| the paper's | 50.37 | 33.75 |  | -16.62 |" in lines
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ANALYSES)
+def test_every_analysis_has_a_plan_at_every_scale(name: str, scale: str) -> None:
+    entry, size = ANALYSES[name], SCALES[scale]
+    group = entry.group(size)
+    plan = plan_of([entry], size, groups=[group])
+    assert {run.id for run in group.runs} == {run.id for run in plan.runs}
+    assert group.id != entry.group(size, seed=1).id
+    trained = {run.id for run in plan_of([TABLES["table2"]], size).runs}
+    assert name == "table7" or {run.id for run in plan.runs} <= trained  # no training that Table 2 has not
