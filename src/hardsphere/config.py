@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.objectives import FRAMEWORKS, Adversary, Objective
+from hardsphere.objectives.standard import Standard
 from hardsphere.threat import Ball
 
 T = TypeVar("T")
@@ -153,7 +154,7 @@ class Config:
     init_warmup: int = 0  # epochs in which only the new head is trained, after init
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU, float32 on a CPU
     repeatable: bool = False  # on a GPU: only kernels that repeat bit for bit, so that resuming is exact; slower
-    objective: Objective = field(default_factory=Objective)  # the framework's own options
+    objective: Objective = field(default_factory=Standard)  # the framework's own options
     head: HeadConfig = HeadConfig()
     attack: AttackConfig = AttackConfig()
     data: DataConfig = DataConfig()

@@ -7,6 +7,7 @@ framework is one more file in this folder.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -106,7 +107,7 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(ABC):
     """A training framework: L_A, L_T, and how a step is run. Subclasses add their options as fields."""
 
     @property
@@ -119,13 +120,13 @@ class Objective:
         """How much PGD accuracy may fall within an epoch before training is rolled back; None for no such check."""
         return None
 
+    @abstractmethod
     def craft(self, learner: Learner, batch: Batch, noise: Noise) -> Tensor:
         """The adversarial examples x* of a batch: the maximum of L_A."""
-        raise NotImplementedError
 
+    @abstractmethod
     def losses(self, learner: Learner, batch: Batch, x_adv: Tensor) -> Losses:
         """L_T of each sample."""
-        raise NotImplementedError
 
     def step(self, learner: Learner, batch: Batch, noise: Noise, state: State, update: Update) -> None:
         """Train on one batch: first the adversary, then the update."""
