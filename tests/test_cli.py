@@ -55,7 +55,19 @@ def test_help_does_not_wait_for_torch() -> None:
     shown = hardsphere("--help")
     assert shown.returncode == 0
     assert time.perf_counter() - started < 2  # measured at 0.2 s on an idle machine
-    for verb in ("train", "recipes", "show", "predict", "evaluate", "audit", "corrupt", "bench", "data", "demo"):
+    for verb in (
+        "train",
+        "recipes",
+        "show",
+        "predict",
+        "evaluate",
+        "audit",
+        "corrupt",
+        "bench",
+        "reproduce",
+        "sweep",
+        "demo",
+    ):
         assert verb in shown.stdout
 
 
@@ -204,6 +216,30 @@ def test_corrupt_writes_a_folder_set(
     assert "Frost: " in shown
     assert (tmp_path / "c" / "fog" / "5" / "bee" / "1.JPEG").is_file()
     assert len(list((tmp_path / "c").rglob("*.JPEG"))) == 2 * 75
+
+
+def test_sweep_and_reproduce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = "{epochs: 1, model: cnn-4, batch: 256, attack.steps: 1}"
+    plan = f"set: {settings}\nruns: [digits/pgd, digits/pgd-he]\nmeasure:\n  - {{suite: quick, limit: 10}}\n"
+    (tmp_path / "plan.yaml").write_text(plan)
+    words = ["sweep", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "out")]
+    code, shown, _ = invoke([*words, "--budget", "1h"], monkeypatch, capsys)
+    assert code == 0
+    assert "missing" not in shown
+    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 2
+    for wrong, sentence in (
+        (["sweep", str(tmp_path / "none.yaml"), "--out", str(tmp_path / "o")], "none.yaml"),
+        ([*words, "--budget", "soon"], "soon"),
+        (["reproduce", "tabel2"], "Did you mean 'table2'?"),
+        (["reproduce", "table2", "--scale", "tiny"], "tiny"),
+        (["reproduce", "table2", "--scale", "small", "--out", str(tmp_path / "o")], "--data"),
+    ):
+        code, _, error = invoke(wrong, monkeypatch, capsys)
+        assert code == 2
+        assert sentence in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hardsphere.evaluate.audit import audit as audit
     from hardsphere.predict import predict as predict
     from hardsphere.recipes import recipe as recipe
+    from hardsphere.reproduce import reproduce as reproduce
+    from hardsphere.reproduce import sweep as sweep
     from hardsphere.sphere import SphereHead as SphereHead
     from hardsphere.sphere import attach as attach
     from hardsphere.sphere import paper_view as paper_view
@@ -36,6 +38,8 @@ _HOME = {
     "paper_view": "hardsphere.sphere",
     "predict": "hardsphere.predict",
     "recipe": "hardsphere.recipes",
+    "reproduce": "hardsphere.reproduce",
+    "sweep": "hardsphere.reproduce",
     "train": "hardsphere.train",
 }
 

@@ -461,15 +461,15 @@ def sweep(
     """Train, judge and record the runs of a plan, as far as the budget goes; the same call goes on."""
     from hardsphere.progress import reporter
     from hardsphere.reproduce import sweep as run
+    from hardsphere.reproduce import sweep_markdown
 
     with reporter() as watch:
         swept = run(
             plan, out, budget, data_dir=data, device=device, reporter=watch, command=_command(without="--budget")
         )
-    for name, reason in swept.failed.items():
-        typer.echo(f"{name} failed: {reason}", err=True)
-    missing = f"{len(swept.missing)} measurements are missing: call it again" if swept.missing else "complete"
-    typer.echo(f"Written: {out / 'results.jsonl'}, {len(swept.records)} records; {missing}.")
+    typer.echo(sweep_markdown(swept))
+    missing = f" ({len(swept.missing)} measurements are missing: call it again)" if swept.missing else ""
+    typer.echo(f"Written: {out / 'results.jsonl'}{missing}")
 
 
 @app.command()

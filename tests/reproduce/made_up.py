@@ -78,7 +78,7 @@ class Coin:
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     """Put made-up training in the place of the real one."""
     shop = Workshop(Clock())
-    sweeping = import_module("hardsphere.reproduce.sweep")  # the package's attribute of that name is the function
+    sweeping = import_module("hardsphere.reproduce.sweeping")  # the package's attribute of that name is the function
     monkeypatch.setattr(sweeping, "train", shop.train)
     monkeypatch.setattr(sweeping, "load", shop.load)
     return shop

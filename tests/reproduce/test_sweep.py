@@ -18,7 +18,7 @@ from hardsphere.recipes import recipe
 from hardsphere.reproduce.outcomes import read_outcomes
 from hardsphere.reproduce.plan import Group, Plan, Run, merge, record_id
 from hardsphere.reproduce.render import sweep_markdown
-from hardsphere.reproduce.sweep import Store, sweep
+from hardsphere.reproduce.sweeping import Store, sweep
 from hardsphere.train import load, train
 
 NAMES = ("digits/pgd", "digits/alp", "digits/trades")
@@ -142,7 +142,7 @@ def look(subjects, folder, word):  # type: ignore[no-untyped-def]
 
 def grouped(shop: Workshop, monkeypatch: pytest.MonkeyPatch, **options: object) -> Plan:
     """Two of the three runs are looked at together; nothing is measured on the second alone."""
-    monkeypatch.setattr(import_module("hardsphere.reproduce.sweep"), "model_digest", lambda model: "digest")
+    monkeypatch.setattr(import_module("hardsphere.reproduce.sweeping"), "model_digest", lambda model: "digest")
     single = plan(shop).runs
     bare = replace(single[1], measurements=())
     return merge("grouped", single[:1], groups=[Group("pair", (single[0], bare), look, {"word": "drawn"})], **options)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, mo
             raise HardsphereError("The loss is not finite.")
         return good(config, path, **options)
 
-    monkeypatch.setattr(import_module("hardsphere.reproduce.sweep"), "train", train)
+    monkeypatch.setattr(import_module("hardsphere.reproduce.sweeping"), "train", train)
     swept = sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
     assert swept.failed == {NAMES[1]: "The loss is not finite."}
     assert [one["run"] for one in swept.records.values()] == [NAMES[0], NAMES[2]]

@@ -22,7 +22,7 @@ from hardsphere.recipes import recipe
 from hardsphere.reproduce import ENTRIES, colour_digits, paper, reproduce, tables
 from hardsphere.reproduce.plan import record_id
 from hardsphere.reproduce.render import Builder, markdown, recipe_line, steps_figure
-from hardsphere.reproduce.sweep import Store
+from hardsphere.reproduce.sweeping import Store
 from hardsphere.reproduce.tables import HONEST, SCALES, TABLES, Column, Row, Table, plan_of, run_of
 
 GOLDEN = Path(__file__).parent / "golden.md"

@@ -25,8 +25,8 @@ from hardsphere.reproduce.plan import Plan as Plan
 from hardsphere.reproduce.plan import read_plan as read_plan
 from hardsphere.reproduce.render import FIGURES, Builder, markdown
 from hardsphere.reproduce.render import sweep_markdown as sweep_markdown
-from hardsphere.reproduce.sweep import Places, Store, Swept, place_of
-from hardsphere.reproduce.sweep import sweep as sweep
+from hardsphere.reproduce.sweeping import Places, Store, Swept, place_of
+from hardsphere.reproduce.sweeping import sweep as sweep
 from hardsphere.reproduce.tables import MEASURES, Scale, Table, plan_of, scale_named
 from hardsphere.reproduce.tables import SCALES as SCALES
 from hardsphere.reproduce.tables import TABLES as TABLES

@@ -22,7 +22,7 @@ from hardsphere.reproduce import paper
 from hardsphere.reproduce.measures import Measurement, Subject
 from hardsphere.reproduce.plan import Group
 from hardsphere.reproduce.render import Plain, header, line, recipe_line
-from hardsphere.reproduce.sweep import Store
+from hardsphere.reproduce.sweeping import Store
 from hardsphere.reproduce.tables import Row, Scale, run_of
 from hardsphere.threat import Ball
 

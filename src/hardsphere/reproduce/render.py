@@ -17,7 +17,7 @@ from hardsphere.reproduce import paper
 from hardsphere.reproduce.measures import Measurement
 from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy
 from hardsphere.reproduce.plan import record_id
-from hardsphere.reproduce.sweep import Record, Store, Swept
+from hardsphere.reproduce.sweeping import Record, Store, Swept
 from hardsphere.reproduce.tables import HONEST, Column, Row, Scale, Table, run_of
 
 if TYPE_CHECKING:
