@@ -18,6 +18,7 @@ from hardsphere.cli import main
 from hardsphere.data import ImageFiles, eval_batches
 from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
+from hardsphere.evaluate.targets import default_directory
 from hardsphere.predict import predict
 from hardsphere.recipes import recipe
 from hardsphere.train import load, train
@@ -178,6 +179,13 @@ def test_evaluate_writes_a_card_and_goes_on_from_its_ledger(
     assert code == 2
     assert "seed" in error
     assert (tmp_path / "out" / "ledger.db").stat().st_mtime_ns >= before
+
+
+def test_each_evaluation_of_a_run_has_a_place_of_its_own(run: Path) -> None:
+    assert default_directory(str(run), "standard", eps=None, limit=None) == run / "evaluation-standard"
+    named = default_directory(str(run), "quick", eps="2/255,4/255", limit=50, images=False)
+    assert named == run / "evaluation-quick-eps-2-255-4-255-limit-50"
+    assert default_directory("timm:resnet50", "quick", seed=1) == Path("evaluations/timm-resnet50-quick-seed-1")
 
 
 def test_images_that_broke_the_model_are_kept_and_checked_as_files(

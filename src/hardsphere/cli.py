@@ -185,7 +185,8 @@ def evaluate(
     chosen = pick_device(device)
     job = resolve(target, suite=suite, data=data, eps=eps, norm=norm, weights=weights, network=model)
     other = resolve(source, suite=suite, data=data, eps=eps, norm=norm).model if source else None
-    folder = out or default_directory(target, suite)
+    settings = {"eps": eps, "norm": norm, "limit": limit, "seed": seed or None, "eot": eot if eot > 1 else None}
+    folder = out or default_directory(target, suite, **settings, images=save_images)
     with evaluation_progress() as watch:
         evaluation = run(
             job.model,
@@ -235,7 +236,7 @@ def _evaluate_corruptions(
     chosen = pick_device(device)
     # Corruptions know no ball, so a foreign model need not name one.
     job = resolve(target, suite="paper", data=data, weights=weights, network=model)
-    folder = out or default_directory(target, "corruptions")
+    folder = out or default_directory(target, "corruptions", limit=limit, seed=seed or None)
     with evaluation_progress() as watch:
         evaluation = evaluate_corruptions(
             job.model,

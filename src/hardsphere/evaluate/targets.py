@@ -100,11 +100,17 @@ def resolve(
     return Job(model.eval(), images.test, balls, names, about)
 
 
-def default_directory(target: str, suite: str) -> Path:
-    """Where an evaluation is written by default: into the run it judges, else ``evaluations/<target>-<suite>``."""
-    if Path(target).is_dir():
-        return Path(target) / f"evaluation-{suite}"
-    return Path("evaluations") / f"{re.sub(r'[^A-Za-z0-9]+', '-', target).strip('-')}-{suite}"
+def default_directory(target: str, suite: str, **settings: object) -> Path:
+    """Where an evaluation is written by default: into the run it judges, else ``evaluations/<target>-<suite>``.
+
+    Args:
+        settings: what was asked for beside the suite; each that is not None or False gets an evaluation of its own.
+    """
+    given = [f"{name}-{value}" for name, value in settings.items() if value is not None and value is not False]
+    name = "-".join([suite, *given])
+    folder = Path(target) if Path(target).is_dir() else Path("evaluations")
+    title = f"evaluation-{name}" if folder == Path(target) else f"{target}-{name}"
+    return folder / re.sub(r"[^A-Za-z0-9.]+", "-", title).strip("-")
 
 
 def first_images(source: Source, limit: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
