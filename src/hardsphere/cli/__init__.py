@@ -1,0 +1,43 @@
+"""The command line: verbs over the library. Parsing and printing only; torch is imported when a verb needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hardsphere.cli import judging, making, research, training
+from hardsphere.cli.app import app
+from hardsphere.errors import HardsphereError
+
+VERBS = (
+    training.train,
+    training.recipes,
+    training.show,
+    training.predict,
+    judging.evaluate,
+    judging.audit,
+    research.reproduce,
+    research.sweep,
+    training.demo,
+)
+for verb in VERBS:
+    app.command()(verb)
+app.add_typer(making.data_app, name="data")
+app.add_typer(making.corrupt_app, name="corrupt")
+app.add_typer(research.bench_app, name="bench")
+
+
+def main() -> None:
+    """Run the command line; what a person can put right is one sentence and exit code 2."""
+    # Idle threads that spin for milliseconds make small networks many times slower as soon as another program wants the
+    # processor (40 times for 2 threads on 2 cores, both busy); spinning briefly costs nothing on an idle machine. torch
+    # reads this when it is imported, which no verb has done yet.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    try:
+        app()
+    except HardsphereError as error:
+        print(f"hardsphere: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("hardsphere: stopped. The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
