@@ -14,7 +14,7 @@ from hardsphere import attacks as library
 from hardsphere.analysis.common import PAPER_STEP, Part, accuracy, collect, observed, some, still_right
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
-from hardsphere.evaluate.runner import view as view_of
+from hardsphere.evaluate.binding import view as view_of
 from hardsphere.threat import Ball
 
 

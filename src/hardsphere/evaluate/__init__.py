@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from hardsphere.callable import make_callable
+from hardsphere.evaluate.clock import Progress as Progress
 from hardsphere.evaluate.images import PngCheck as PngCheck
 from hardsphere.evaluate.images import save_images as save_images
 from hardsphere.evaluate.images import verify_png as verify_png
@@ -14,7 +15,6 @@ from hardsphere.evaluate.ledger import Outcome as Outcome
 from hardsphere.evaluate.ledger import merge as merge
 from hardsphere.evaluate.ledger import open_ledger as open_ledger
 from hardsphere.evaluate.runner import Evaluation as Evaluation
-from hardsphere.evaluate.runner import Progress as Progress
 from hardsphere.evaluate.runner import evaluate as evaluate
 from hardsphere.evaluate.suites import SUITES as SUITES
 from hardsphere.evaluate.suites import Entry as Entry

@@ -37,8 +37,9 @@ from hardsphere.data.decode import read_rgb
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
 from hardsphere.evaluate.card import corruption_card
-from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample
-from hardsphere.evaluate.runner import DEFAULT_BATCH, Progress, ledger_in
+from hardsphere.evaluate.clock import Progress
+from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample, ledger_in
+from hardsphere.evaluate.runner import DEFAULT_BATCH
 from hardsphere.evaluate.samples import gather
 from hardsphere.files import write_json
 

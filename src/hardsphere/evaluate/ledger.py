@@ -356,3 +356,25 @@ def _where(**conditions: Any) -> tuple[str, list[Any]]:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+class ledger_in:
+    """The ledger of an output directory; closed if the evaluation fails, left open for queries if it succeeds."""
+
+    def __init__(self, out: Path | str | None) -> None:
+        self.directory = None if out is None else Path(out)
+
+    def __enter__(self) -> tuple[Ledger, Path | None]:
+        if self.directory is None:
+            self.ledger = Ledger()
+        else:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as reason:
+                raise HardsphereError(f"The output directory {self.directory} cannot be made ({reason}).") from None
+            self.ledger = Ledger(self.directory / "ledger.db")
+        return self.ledger, self.directory
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.ledger.close()

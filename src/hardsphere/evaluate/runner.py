@@ -20,46 +20,24 @@ import torch
 from torch import Tensor, nn
 
 from hardsphere.attacks.base import AttackResult, attacking
-from hardsphere.errors import HardsphereError, nearest
+from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
+from hardsphere.evaluate.binding import attack_function, averaged, view
 from hardsphere.evaluate.card import make_card
+from hardsphere.evaluate.clock import Clock, Progress
 from hardsphere.evaluate.images import save_images as write_images
-from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample
+from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample, ledger_in
 from hardsphere.evaluate.samples import Samples, gather
 from hardsphere.evaluate.suites import CARRIED, Entry, OfEps, Suite, as_suite
 from hardsphere.files import write_json
 from hardsphere.noise import Noise
-from hardsphere.sphere import ScaledView, find_head, paper_view
+from hardsphere.sphere import find_head
 from hardsphere.threat import Ball
 
 if TYPE_CHECKING:
     from hardsphere.data import Source
 
 DEFAULT_BATCH = 256
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an evaluation is; one of these comes after every batch.
-
-    Attributes:
-        attack: the attack at work, or ``"clean"``.
-        ball: the ball at work; none while clean images are classified.
-        done: samples this attack has finished.
-        total: samples it has to work on.
-        upper_bound: robust accuracy inside this ball if nothing else were to break, which only falls; corruptions have
-            none.
-        elapsed: seconds since this call began.
-        left: seconds still to go, roughly and rather too many; none while nothing is known yet.
-    """
-
-    attack: str
-    ball: Ball | None
-    done: int
-    total: int
-    upper_bound: float | None
-    elapsed: float
-    left: float | None
 
 
 @dataclass(repr=False)
@@ -216,16 +194,16 @@ class _Run:
     remarks: list[str] = field(default_factory=list)
     classes: int = 0
     known: dict[int, Sample] = field(default_factory=dict)
-    clock: _Clock = field(default_factory=lambda: _Clock())
+    clock: Clock = field(default_factory=lambda: Clock())
 
     def __post_init__(self) -> None:
         positions = list(range(len(self.samples)))
         self.positions = positions if self.shard is None else positions[self.shard[0] :: self.shard[1]]
         if not self.positions:
             raise HardsphereError(f"Shard {self.shard} of {len(self.samples)} samples is empty: use fewer shards.")
-        self.judge = _averaged(self.model, self.eot)
+        self.judge = averaged(self.model, self.eot)
         self.counted = witness.Counted(self.model)
-        self.attacked = _averaged(self.counted, self.eot)
+        self.attacked = averaged(self.counted, self.eot)
         self.size = self.batch
 
     def go(self, ledger: Ledger) -> None:
@@ -402,31 +380,6 @@ class _Run:
             self.progress(Progress(attack, ball, done, total, bound, self.clock.elapsed(), left))
 
 
-class _Clock:
-    """Time left, from what each attack has cost so far and what the others are said to cost in proportion."""
-
-    def __init__(self) -> None:
-        self.begin = time.perf_counter()
-        self.spent: dict[str, tuple[float, float]] = {}
-
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.begin
-
-    def record(self, entry: Entry, samples: int, seconds: float) -> None:
-        passes, before = self.spent.get(entry.name, (0.0, 0.0))
-        self.spent[entry.name] = (passes + entry.cost * samples, before + seconds)
-
-    def left(self, entry: Entry, samples: int, later: Sequence[tuple[Entry, int]]) -> float | None:
-        passes, seconds = (sum(column) for column in zip((0.0, 0.0), *self.spent.values(), strict=True))
-        if passes == 0:
-            return None
-        total = 0.0
-        for other, count in [(entry, samples), *later]:
-            own_passes, own_seconds = self.spent.get(other.name, (passes, seconds))
-            total += other.cost * count * own_seconds / own_passes
-        return total
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # From an entry to a function
 # ---------------------------------------------------------------------------------------------------------------------
@@ -434,7 +387,7 @@ class _Clock:
 
 def _bind(entry: Entry, run: _Run, ball: Ball) -> Callable[[Tensor, Tensor, Noise], AttackResult]:
     """The entry's attack with everything but the batch filled in."""
-    function = _function(entry)
+    function = attack_function(entry)
     model = view(run.attacked, entry.view)
     options = {key: _resolve(key, value, run, ball) for key, value in entry.options.items()}
     if "source" in entry.needs:
@@ -442,17 +395,6 @@ def _bind(entry: Entry, run: _Run, ball: Ball) -> Callable[[Tensor, Tensor, Nois
     if "guides" in entry.needs:
         options["guides"], options["guide_labels"] = _guides(run)
     return lambda x, y, noise: function(model, x, y, ball, noise=noise, **options)
-
-
-def _function(entry: Entry) -> Callable[..., AttackResult]:
-    if not isinstance(entry.attack, str):
-        return entry.attack
-    attacks = importlib.import_module("hardsphere.attacks")
-    found = getattr(attacks, entry.attack, None)
-    if not callable(found):
-        known = [name for name in dir(attacks) if not name.startswith("_")]
-        raise HardsphereError(f"There is no attack named '{entry.attack}'.{nearest(entry.attack, known)}")
-    return found  # type: ignore[no-any-return]
 
 
 def _resolve(key: str, value: Any, run: _Run, ball: Ball) -> Any:
@@ -465,20 +407,6 @@ def _resolve(key: str, value: Any, run: _Run, ball: Ball) -> Any:
             return losses.adaptive(find_head(run.model))
         return getattr(losses, value)
     return value
-
-
-def view(model: nn.Module, name: str) -> nn.Module:
-    """What an attack sees of the model: see `hardsphere.evaluate.suites.Entry`."""
-    if name == "deployed":
-        return model
-    if name == "paper":
-        return paper_view(model)
-    if name == "fn":
-        attacks = importlib.import_module("hardsphere.attacks")
-        return attacks.feature_normalised(model)  # type: ignore[no-any-return]
-    if name.startswith("x"):
-        return ScaledView(model, float(name[1:]))
-    raise HardsphereError(f"Unknown view '{name}': use deployed, paper, fn or xC for logits times C.")
 
 
 GUIDES = 256
@@ -523,13 +451,6 @@ def _remark(remarks: list[str], entry: Entry, run: _Run) -> bool:
     return True
 
 
-def _averaged(model: nn.Module, eot: int) -> nn.Module:
-    if eot == 1:
-        return model
-    attacks = importlib.import_module("hardsphere.attacks")
-    return attacks.expectation(model, eot)  # type: ignore[no-any-return]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Arguments and files
 # ---------------------------------------------------------------------------------------------------------------------
@@ -557,28 +478,6 @@ def _check_arguments(batch: int, eot: int, shard: tuple[int, int] | None) -> Non
         raise HardsphereError(f"eot is {eot}, but at least one draw is needed.")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise HardsphereError(f"The shard is {shard}, but must be (index, count) with 0 <= index < count.")
-
-
-class ledger_in:
-    """The ledger of an output directory; closed if the evaluation fails, left open for queries if it succeeds."""
-
-    def __init__(self, out: Path | str | None) -> None:
-        self.directory = None if out is None else Path(out)
-
-    def __enter__(self) -> tuple[Ledger, Path | None]:
-        if self.directory is None:
-            self.ledger = Ledger()
-        else:
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            except OSError as reason:
-                raise HardsphereError(f"The output directory {self.directory} cannot be made ({reason}).") from None
-            self.ledger = Ledger(self.directory / "ledger.db")
-        return self.ledger, self.directory
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.ledger.close()
 
 
 def _ids_digest(samples: Samples) -> str:
