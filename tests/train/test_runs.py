@@ -149,6 +149,31 @@ def test_stopping_inside_an_epoch_changes_nothing(
     assert same(*best)
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_dying_between_the_metrics_and_the_checkpoint_loses_neither(
+    epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(short(), tmp_path / "whole")
+
+    class Died(Exception):
+        pass
+
+    original = loop.Trainer._save_state
+
+    def dying(self: Any) -> None:
+        if self.position.epoch == epoch and self.position.batch == 0:
+            raise Died
+        original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "_save_state", dying)
+        with pytest.raises(Died):
+            train(short(), tmp_path / "died")
+    train(short(), tmp_path / "died", resume=True)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "died")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "died"))
+
+
 def command(out: Path, *words: str) -> list[str]:
     settings = ["epochs=3", "model=cnn-4", "attack.steps=2", "ema.decay=0.9"]
     return [sys.executable, "-m", "hardsphere", "train", "digits/free-he", *settings, "--out", str(out), *words]
@@ -251,7 +276,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert all(value.isfinite().all() for value in load(tmp_path / "run").model.state_dict().values())
 
 
-def test_collapse_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("save_every", [600.0, 0.0], ids=["checkpoints after epochs", "and after each batch"])
+def test_collapse_is_rolled_back(save_every: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PGD accuracy falls from 60 % to 10 %: the run ends with the weights of the epoch before."""
     kept: list[dict[str, torch.Tensor]] = []
     probes = iter([0.5, 0.6, 0.1])
@@ -265,7 +291,7 @@ def test_collapse_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     said: list[str] = []
     watch = loop.Silence()
     watch.say = said.append  # type: ignore[method-assign]
-    trained = train(config, tmp_path / "five", reporter=watch)
+    trained = train(config, tmp_path / "five", reporter=watch, save_every=save_every)
     assert trained.position.finished == "rolled back to epoch 2: PGD accuracy collapsed in epoch 3"
     assert trained.position.epoch == 2
     assert "collapsed in epoch 3" in said[0]

@@ -118,17 +118,17 @@ class Trainer:
         """Train into a run directory to the end, going on from its last checkpoint if it has one."""
         self.run = run
         if run.state_file.exists():
-            self._restore()
+            self._restore(run.state_file)
             self.was_finished = self.position.finished is not None
             if self.was_finished:
                 return self.position
+            self._keep_epoch()
         self.run.rewind_metrics(self.position.epoch)
         self.reporter.begin(self.config.epochs * len(self.loader), self._batches_done())
         events = _events(self.run.path / "tensorboard", self.position.epoch)
         try:
             while self.position.finished is None:
                 row = self._epoch()
-                self.run.log(row)
                 for name, value in row.items():
                     if isinstance(value, float):
                         events.add_scalar(name, value, row["epoch"])
@@ -185,7 +185,8 @@ class Trainer:
         """Judge the epoch, keep it if it is the best, write the checkpoint; roll back if robustness collapsed."""
         position, epoch = self.position, row["epoch"]
         if self._collapsed(row):
-            self._restore()
+            self.run.log(row)
+            self._restore(self.run.epoch_file)
             position = self.position
             position.finished = f"rolled back to epoch {position.epoch}: PGD accuracy collapsed in epoch {epoch}"
             self.reporter.say(f"PGD accuracy collapsed in epoch {epoch}: {position.finished.partition(':')[0]}.")
@@ -200,8 +201,16 @@ class Trainer:
         if epoch == self.config.epochs:
             position.finished = f"all {epoch} epochs are done"
         self._save_model("last", f"last epoch ({epoch})")
+        # First the row, then the state: if the process dies in between, the epoch is trained again and the row rewound.
+        self.run.log(row)
         self._save_state()
+        self._keep_epoch()
         return row
+
+    def _keep_epoch(self) -> None:
+        """Keep what a collapse would be rolled back to: the state between two epochs."""
+        if self.config.objective.collapse_drop is not None and self.position.batch == 0:
+            self.run.keep_epoch()
 
     def _collapsed(self, row: dict[str, Any]) -> bool:
         """Whether PGD accuracy on a training batch fell beyond what the objective allows (catastrophic overfitting)."""
@@ -257,9 +266,9 @@ class Trainer:
             tensors |= labelled(self.average.model.state_dict(), "average.")
         write_tensors(self.run.state_file, tensors, {"position": vars(self.position)})
 
-    def _restore(self) -> None:
-        """Go back to the last checkpoint."""
-        tensors, meta = read_tensors(self.run.state_file)
+    def _restore(self, file: Path) -> None:
+        """Go back to a checkpoint."""
+        tensors, meta = read_tensors(file)
         tensors = to_device(tensors, self.device)
         self.model.load_state_dict(part(tensors, "model."))
         if self.average.model is not self.model:

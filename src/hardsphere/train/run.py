@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from hardsphere.config import Config, flatten, from_dict, to_dict
 from hardsphere.errors import HardsphereError
-from hardsphere.files import write_json, write_text
+from hardsphere.files import appearing, write_json, write_text
 from hardsphere.runtime import environment
 
 
@@ -24,6 +25,7 @@ class RunDirectory:
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
         self.state_file = path / "checkpoints" / "last" / "state.safetensors"
+        self.epoch_file = path / "checkpoints" / "last" / "epoch.safetensors"
         _check_vacant(path, self.config_file, resume)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(path)
@@ -46,6 +48,11 @@ class RunDirectory:
     def close(self) -> None:
         """Give the lock back."""
         self._lock.close()
+
+    def keep_epoch(self) -> None:
+        """Keep the state at the end of this epoch beside those within the next, to roll back to."""
+        with appearing(self.epoch_file) as partial:
+            shutil.copyfile(self.state_file, partial)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far; a half-written last line, left by a crash, is not one of them."""
