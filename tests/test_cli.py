@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -308,6 +309,23 @@ def test_unreadable_images_are_named(run: Path, tmp_path: Path) -> None:
     done = hardsphere("predict", str(run), str(tmp_path / "text.png"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), sqlite3.OperationalError("database or disk is full")]
+)
+def test_a_full_disk_gets_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("hardsphere.recipes.recipe", full)
+    code, _, shown = invoke(["show", "digits/pgd"], monkeypatch, capsys)
+    assert code == 2
+    assert str(error) in shown
+    assert "What was finished is kept" in shown
+    assert shown.count("\n") == 1
 
 
 def test_predict_sees_a_folders_images_as_evaluation_does(tmp_path: Path) -> None:

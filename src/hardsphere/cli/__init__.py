@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 
 from hardsphere.cli import judging, making, research, training
@@ -37,6 +38,13 @@ def main() -> None:
         app()
     except HardsphereError as error:
         print(f"hardsphere: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        sys.stderr.close()
+        sys.exit(141)
+    except (OSError, sqlite3.OperationalError) as error:
+        # A full or read-only disk. Files are replaced whole and ledgers written in transactions, so nothing is lost.
+        print(f"hardsphere: {error}. What was finished is kept; run it again once that is put right.", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except KeyboardInterrupt:
         print("hardsphere: stopped. The same command with --resume goes on.", file=sys.stderr)  # noqa: T201

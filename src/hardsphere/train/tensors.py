@@ -15,11 +15,11 @@ from hardsphere.files import appearing
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Replace a safetensors file atomically; ``meta`` travels in its header as JSON, so the two never disagree."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with appearing(file) as partial:
-        save_file(plain, partial, {"hardsphere": json.dumps(meta)})
+    with appearing(file) as partial:  # written here, since safetensors' own file could be read by its owner only
+        partial.write_bytes(save(plain, {"hardsphere": json.dumps(meta)}))
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
