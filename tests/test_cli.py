@@ -184,7 +184,7 @@ def test_evaluate_writes_a_card_and_goes_on_from_its_ledger(
 
 def test_each_evaluation_of_a_run_has_a_place_of_its_own(run: Path) -> None:
     assert default_directory(str(run), "standard", eps=None, limit=None) == run / "evaluation-standard"
-    named = default_directory(str(run), "quick", eps="2/255,4/255", limit=50, images=False)
+    named = default_directory(str(run), "quick", eps="2/255,4/255", limit=50, images=None)
     assert named == run / "evaluation-quick-eps-2-255-4-255-limit-50"
     assert default_directory("timm:resnet50", "quick", seed=1) == Path("evaluations/timm-resnet50-quick-seed-1")
 

@@ -71,7 +71,7 @@ def evaluate(
     job = resolve(target, suite=suite, data=data, eps=eps, norm=norm, weights=weights, network=model)
     other = resolve(source, suite=suite, data=data, eps=eps, norm=norm).model if source else None
     settings = {"eps": eps, "norm": norm, "limit": limit, "seed": seed or None, "eot": eot if eot > 1 else None}
-    folder = out or default_directory(target, suite, **settings, images=save_images)
+    folder = out or default_directory(target, suite, **settings, images="kept" if save_images else None)
     with evaluation_progress() as watch:
         evaluation = run(
             job.model,

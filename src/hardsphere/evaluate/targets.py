@@ -104,9 +104,9 @@ def default_directory(target: str, suite: str, **settings: object) -> Path:
     """Where an evaluation is written by default: into the run it judges, else ``evaluations/<target>-<suite>``.
 
     Args:
-        settings: what was asked for beside the suite; each that is not None or False gets an evaluation of its own.
+        settings: what was asked for beside the suite; each that is not None gets an evaluation of its own.
     """
-    given = [f"{name}-{value}" for name, value in settings.items() if value is not None and value is not False]
+    given = [f"{name}-{value}" for name, value in settings.items() if value is not None]
     name = "-".join([suite, *given])
     folder = Path(target) if Path(target).is_dir() else Path("evaluations")
     title = f"evaluation-{name}" if folder == Path(target) else f"{target}-{name}"
