@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN_INVERSE = pow(_GOLDEN, -1, 1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 
@@ -61,32 +62,37 @@ class Noise:
         self.keys = _mix(ids.to(torch.int64) * _signed(_GOLDEN) + _signed(_number(seed) * _MIX_1 + 1))
 
     @classmethod
-    def _of(cls, keys: Tensor) -> Noise:
+    def of_keys(cls, keys: Tensor) -> Noise:
+        """The streams with these ``keys``, which another `Noise` has shown."""
         noise = cls.__new__(cls)
         noise.keys = keys
         return noise
 
     def fold(self, *purpose: int | str | Tensor) -> Noise:
-        """The streams of one purpose, such as ``fold("pgd", restart, step)``. A part may be a scalar tensor."""
+        """The streams of one purpose, such as ``fold("pgd", restart, step)``. A part may be a tensor,
+        a scalar or one number per sample.
+        """
         keys = self.keys
         for part in purpose:
             if isinstance(part, Tensor):
                 keys = _mix(keys + (part.to(torch.int64) + 1) * _signed(_GOLDEN))
             else:
                 keys = _mix(keys + _signed((_number(part) + 1) * _GOLDEN))
-        return self._of(keys)
+        return self.of_keys(keys)
 
     def __getitem__(self, index: Tensor | slice) -> Noise:
         """The same streams for a part of the batch (a mask, positions or a slice)."""
-        return self._of(self.keys[index])
+        return self.of_keys(self.keys[index])
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def bits(self, *shape: int) -> Tensor:
         """64 random bits per element, an int64 tensor of shape (B, *shape)."""
-        counters = torch.arange(1, math.prod(shape) + 1, device=self.keys.device) * _signed(_GOLDEN)
-        return _mix(self.keys[:, None] + counters).view(len(self.keys), *shape)
+        counters = torch.arange(1, math.prod(shape) + 1, device=self.keys.device)
+        # key + counter * golden, with the factor put outside: compilers count in 32 bits, where the product overflows.
+        position = (self.keys * _signed(_GOLDEN_INVERSE))[:, None] + counters
+        return _mix(position.mul_(_signed(_GOLDEN))).view(len(self.keys), *shape)
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform numbers in [0, 1) with 24 bits each, float32 of shape (B, *shape)."""

@@ -48,6 +48,28 @@ def exact_float32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
 
 
+@contextmanager
+def without_kernel_search() -> Iterator[None]:
+    """No search for the fastest convolution: where batches shrink from step to step it would start anew each time."""
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """TF32 on: float32 with a mantissa of ten bits, fast on a GPU, for what will be looked at again in `exact_float32`."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
 def choose_kernels(repeatable: bool) -> None:
     """On a GPU, kernels whose results repeat bit for bit, or the fastest ones. A CPU's always repeat."""
     torch.backends.cudnn.deterministic = repeatable

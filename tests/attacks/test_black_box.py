@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hardsphere.attacks import AttackResult, Stop, nes, rays, spsa, square, zoo
 from hardsphere.attacks.finite_differences import draw_pairs, slopes_along
 from hardsphere.attacks.losses import margin
-from hardsphere.attacks.square import _bump, _bumps, _schedule, _side, _stripes, _tiles, _window
+from hardsphere.attacks.square import _bump, _bumps, _tiles, _window, side_at, stripes
 from hardsphere.errors import HardsphereError
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
@@ -306,10 +306,10 @@ def test_windows_are_squares_anywhere() -> None:
 
 def test_each_sample_has_its_own_stripes() -> None:
     x, noise = torch.full((6, 3, 8, 8), 0.5), Noise(0, torch.arange(6))
-    delta = _stripes(x, noise, Ball("linf", 0.1)) - x
+    delta = stripes(x, noise, Ball("linf", 0.1)) - x
     assert torch.allclose(delta.abs(), torch.tensor(0.1))
     assert bool((delta == delta[:, :, :1]).all())
-    assert len({tuple(stripes.flatten().sign().tolist()) for stripes in delta}) == 6
+    assert len({tuple(own.flatten().sign().tolist()) for own in delta}) == 6
 
 
 def test_the_bump_is_that_of_the_paper() -> None:
@@ -334,7 +334,7 @@ def test_l2_candidates_use_the_whole_radius() -> None:
     x, ball, ids = torch.full((20, 3, 11, 11), 0.5), Ball("l2", 0.3), torch.arange(20)
     start = _tiles(x, Noise(0, ids), ball)
     assert torch.allclose(ball.distance(x, start), torch.tensor(0.3), rtol=1e-4)
-    candidate = _bumps(x, start, 0.1, Noise(1, ids), ball)
+    candidate = _bumps(x, start, 3, Noise(1, ids), ball)
     assert torch.allclose(ball.distance(x, candidate), torch.tensor(0.3), rtol=1e-4)
     changed = ((candidate - start).abs() > 1e-6).any(dim=1).flatten(1).sum(1)
     assert int(changed.min()) >= 9
@@ -347,7 +347,7 @@ def test_the_schedule_halves_the_window() -> None:
     """Sides on images of 32 by 32 as the reference has them: 29 at first, then 20, 14, 10, 7, 5, 4, 3."""
     x = torch.zeros(1, 3, 32, 32)
     queries = (1, 10, 11, 50, 51, 200, 201, 500, 501, 1000, 1001, 2000, 2001, 4000, 4001, 5000)
-    sides = [_side(_schedule(0.8, query), x) for query in queries]
+    sides = [side_at(query, 10_000, 0.8, False, x) for query in queries]
     assert sides == [29, 29, 20, 20, 14, 14, 10, 10, 7, 7, 5, 5, 4, 4, 3, 3]
 
 

@@ -21,5 +21,9 @@ def test_same_outcomes_as_on_the_cpu(entry: Entry, norm: str) -> None:
     noise = Noise(0, torch.arange(12, device="cuda"))
     there = entry.attack(copy.deepcopy(case.model).cuda(), case.x.cuda(), case.y.cuda(), case.ball, noise=noise)
     assert there.x_adv.is_cuda
-    assert there.stop == here.stop
-    assert torch.allclose(there.x_adv.cpu(), here.x_adv, atol=1e-4)
+    # The radius is the distance of one of the samples: for that one rounding decides, and devices round differently.
+    clear = (case.distance / case.ball.eps - 1).abs() > 1e-3
+    assert int(clear.sum()) >= 10
+    for index in clear.nonzero().flatten().tolist():
+        assert there.stop[index] == here.stop[index]
+        assert torch.allclose(there.x_adv[index].cpu(), here.x_adv[index], atol=1e-4)

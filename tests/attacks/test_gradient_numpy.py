@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hardsphere import attacks
 from hardsphere.attacks import Stop, losses
-from hardsphere.attacks.apgd import _State, checkpoints
+from hardsphere.attacks.apgd import Memory, checkpoints
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
 
@@ -179,10 +179,10 @@ def test_when_apgd_halves_its_step() -> None:
     ]
     rises, best_loss, checked, halved, expected = (torch.tensor(column) for column in zip(*table, strict=True))
     images = torch.rand(len(table), 3, 2, 2)
-    state = _State.of(torch.arange(len(table)), images, eps=0.5)
+    state = Memory.of(torch.arange(len(table)), images, eps=0.5)
     state.rises, state.best_loss, state.checked_loss, state.halved = rises.float(), best_loss, checked, halved
     state.best, state.best_gradient = images + 1, images + 2
-    state.look_back(20)
+    state.look_back(20, due=torch.ones(len(table), dtype=torch.bool))
     assert state.halved.tolist() == expected.tolist()
     assert state.step_size.tolist() == [0.5 if now else 1.0 for now in expected]
     assert torch.equal(state.x_adv, torch.where(expected.view(-1, 1, 1, 1), images + 1, images))

@@ -34,7 +34,7 @@ from hardsphere.noise import Noise
 from hardsphere.threat import Ball, per_sample
 
 _RHO = 0.75  # the part of the steps that must raise the loss
-_MOMENTUM = 0.75  # the part of an update that is new
+MOMENTUM = 0.75  # the part of an update that is new
 
 TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A loss (logits, true labels, targets) -> one number per sample."""
@@ -120,7 +120,7 @@ def checkpoints(steps: int) -> dict[int, int]:
 
 
 @dataclass
-class _State:
+class Memory:
     """What Auto-PGD remembers of each sample that is still in the batch."""
 
     alive: Tensor
@@ -137,7 +137,7 @@ class _State:
     halved: Tensor
 
     @classmethod
-    def of(cls, alive: Tensor, start: Tensor, eps: float) -> _State:
+    def of(cls, alive: Tensor, start: Tensor, eps: float) -> Memory:
         zero = torch.zeros_like(start)
         number = torch.zeros(len(start), device=start.device)
         return cls(
@@ -155,8 +155,8 @@ class _State:
             halved=number.bool(),
         )
 
-    def part(self, mask: Tensor) -> _State:
-        return _State(**{field.name: getattr(self, field.name)[mask] for field in fields(self)})
+    def part(self, mask: Tensor) -> Memory:
+        return Memory(**{field.name: getattr(self, field.name)[mask] for field in fields(self)})
 
     def observe(self, loss: Tensor, gradient: Tensor) -> None:
         """Take in the loss and the gradient at x_adv."""
@@ -168,19 +168,23 @@ class _State:
         self.best = torch.where(wide, self.x_adv, self.best)
         self.best_gradient = torch.where(wide, gradient, self.best_gradient)
 
-    def look_back(self, interval: int) -> None:
-        """Halve the step and return to the best point where the search has stopped paying (conditions 1 and 2)."""
+    def look_back(self, interval: int | Tensor, due: Tensor) -> None:
+        """Halve the step and return to the best point where the search has stopped paying (conditions 1 and 2).
+
+        Only samples for which a look is ``due`` are concerned.
+        """
         oscillates = self.rises <= _RHO * interval
         rests = ~self.halved & (self.best_loss <= self.checked_loss)
-        self.halved = oscillates | rests
-        self.step_size = torch.where(self.halved, self.step_size / 2, self.step_size)
-        wide = per_sample(self.halved, self.x_adv)
+        halve = due & (oscillates | rests)
+        self.halved = torch.where(due, halve, self.halved)
+        self.step_size = torch.where(halve, self.step_size / 2, self.step_size)
+        wide = per_sample(halve, self.x_adv)
         self.x_adv = torch.where(wide, self.best, self.x_adv)
         self.gradient = torch.where(wide, self.best_gradient, self.gradient)
-        self.checked_loss = self.best_loss
-        self.rises = torch.zeros_like(self.rises)
+        self.checked_loss = torch.where(due, self.best_loss, self.checked_loss)
+        self.rises = torch.where(due, 0, self.rises)
 
-    def move(self, x: Tensor, ball: Ball, new: float) -> None:
+    def move(self, x: Tensor, ball: Ball, new: float | Tensor) -> None:
         """x + new * (z - x) + (1 - new) * (x - x_previous), where z is the projected steepest step."""
         z = ball.project(x, ball.step(self.x_adv, self.gradient, self.step_size))
         moved = self.x_adv + new * (z - self.x_adv) + (1 - new) * (self.x_adv - self.previous)
@@ -202,7 +206,7 @@ class _Search:
         alive = survivors(self.broken)
         if len(alive) == 0:
             return
-        state = _State.of(alive, self.ball.random_surface(self.x[alive], noise[alive]), self.ball.eps)
+        state = Memory.of(alive, self.ball.random_surface(self.x[alive], noise[alive]), self.ball.eps)
         for step in range(self.steps):
             logits, loss, gradient = logits_and_gradient(self.model, state.x_adv, objective, state.alive)
             won = succeeded(logits, self.y[state.alive], self.targeted)
@@ -214,8 +218,8 @@ class _Search:
             self.stuck[state.alive] &= ~has_direction(gradient)
             state.observe(loss, levelled(gradient))
             if step in self.checkpoints:
-                state.look_back(self.checkpoints[step])
-            state.move(self.x[state.alive], self.ball, 1.0 if step == 0 else _MOMENTUM)
+                state.look_back(self.checkpoints[step], due=torch.ones_like(state.halved))
+            state.move(self.x[state.alive], self.ball, 1.0 if step == 0 else MOMENTUM)
         won = succeeded(logits_at(self.model, state.x_adv), self.y[state.alive], self.targeted)
         self.found[state.alive], self.broken[state.alive] = state.x_adv, won
 

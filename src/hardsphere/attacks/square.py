@@ -45,7 +45,7 @@ def square(
     """
     ball.require("Square", "linf", "l2")
     check_settings(queries=queries)
-    begin, change = (_stripes, _squares) if ball.norm == "linf" else (_tiles, _bumps)
+    begin, change = (stripes, random_squares) if ball.norm == "linf" else (_tiles, _bumps)
     goal, noise = negated(margin) if targeted else margin, noise.fold("square")
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     best = torch.full((len(x),), -torch.inf, device=x.device)
@@ -58,8 +58,8 @@ def square(
             if query == 0:
                 candidate = begin(x[alive], stream, ball)
             else:
-                covered = _schedule(part, query * 10_000 / queries if rescale else query)
-                candidate = change(x[alive], found[alive], covered, stream, ball)
+                side = side_at(query, queries, part, rescale, x)
+                candidate = change(x[alive], found[alive], side, stream, ball)
             logits = model(candidate).float()
             value, won = goal(logits, y[alive]), succeeded(logits, y[alive], targeted)
             better = won | (value > best[alive])
@@ -69,15 +69,15 @@ def square(
     return result(x, found, broken, ball)
 
 
-def _stripes(x: Tensor, noise: Noise, ball: Ball) -> Tensor:
+def stripes(x: Tensor, noise: Noise, ball: Ball) -> Tensor:
     """The start under linf: vertical stripes of random sign, one pixel wide."""
     _, channels, _, width = x.shape
     return ball.project(x, x + ball.eps * noise.signs(channels, 1, width))
 
 
-def _squares(x: Tensor, best: Tensor, part: float, noise: Noise, ball: Ball) -> Tensor:
+def random_squares(x: Tensor, best: Tensor, side: int | Tensor, noise: Noise, ball: Ball) -> Tensor:
     """A candidate under linf: in a square window each channel moves to one end of its range."""
-    inside, _, _ = _window(x, _side(part, x), noise.fold("window"))
+    inside, _, _ = _window(x, side, noise.fold("window"))
     signs = noise.fold("signs").signs(x.shape[1], 1, 1)
     return ball.project(x, torch.where(inside, x + ball.eps * signs, best))
 
@@ -95,16 +95,16 @@ def _tiles(x: Tensor, noise: Noise, ball: Ball) -> Tensor:
     return ball.project(x, ball.step(x, (signs * torch.where(upright, bump, turned)).to(x.dtype), ball.eps))
 
 
-def _bumps(x: Tensor, best: Tensor, part: float, noise: Noise, ball: Ball) -> Tensor:
+def _bumps(x: Tensor, best: Tensor, side: int, noise: Noise, ball: Ball) -> Tensor:
     """A candidate under l2 (algorithm 3): one window gives up its perturbation, and another receives its norm.
 
     In each channel the receiving window keeps its direction, to which a bump of random sign is added, and takes over
     the norm of both windows and a share of what the perturbation has not used.
     """
     delta, channels = best - x, x.shape[1]
-    side = _side(part, x)
     side += (side + 1) % 2 if side < min(x.shape[2:]) else 0  # odd, where the image allows, as a bump has a middle
     inside, row, column = _window(x, side, noise.fold("window"))
+    row, column = row.clamp(0, side - 1), column.clamp(0, side - 1)  # outside the window anything will do
     emptied, _, _ = _window(x, side, noise.fold("emptied"))
     bump, upright = _bump(side, x.device), per_sample(noise.fold("turn").signs() > 0, x)
     bump = torch.where(upright, bump[row, column], bump[column, row]) * noise.fold("signs").signs(channels, 1, 1)
@@ -115,28 +115,28 @@ def _bumps(x: Tensor, best: Tensor, part: float, noise: Noise, ball: Ball) -> Te
     return ball.project(x, ball.step(x, delta, ball.eps))
 
 
-def _schedule(part: float, query: float) -> float:
-    """The part of the image that a window covers at a query."""
-    halvings = sum(query > count for count in HALVINGS)
-    return part / 2.0**halvings
-
-
-def _side(part: float, x: Tensor) -> int:
-    """The side of a square that covers a part of the image."""
+def side_at(query: int, queries: int, part: float, rescale: bool, x: Tensor) -> int:
+    """The side of the window that a query changes: a square that covers ``part`` of the image, halved by schedule."""
+    reached = query * 10_000 / queries if rescale else query
+    covered = part / 2.0 ** sum(reached > count for count in HALVINGS)
     height, width = x.shape[2:]
-    return min(max(round(math.sqrt(part * height * width)), 1), height, width)
+    return min(max(round(math.sqrt(covered * height * width)), 1), height, width)
 
 
-def _window(x: Tensor, side: int, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-    """A square at random in each image: its mask, and each pixel's row and column in it (clipped outside)."""
+def _window(x: Tensor, side: int | Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    """A square at random in each image: its mask, and each pixel's row and column counted from its corner.
+
+    The side may differ from sample to sample.
+    """
     height, width = x.shape[2:]
     place = noise.uniform(2)
     top = per_sample((place[:, 0] * (height - side + 1)).long(), x)
     left = per_sample((place[:, 1] * (width - side + 1)).long(), x)
     row = torch.arange(height, device=x.device)[:, None] - top
     column = torch.arange(width, device=x.device) - left
-    inside = (row >= 0) & (row < side) & (column >= 0) & (column < side)
-    return inside, row.clamp(0, side - 1), column.clamp(0, side - 1)
+    if isinstance(side, Tensor):
+        side = per_sample(side, x)
+    return (row >= 0) & (row < side) & (column >= 0) & (column < side), row, column
 
 
 @lru_cache(maxsize=64)

@@ -42,6 +42,10 @@ def evaluate(
     batch: Annotated[int, typer.Option(min=1, help="Images at once; halved by itself when memory runs out.")] = 256,
     eot: Annotated[int, typer.Option(min=1, help="Average over N draws of a randomised model.")] = 1,
     source: Annotated[str | None, typer.Option(help="Another target, for suites with a transfer attack.")] = None,
+    fast: Annotated[
+        bool | None,
+        typer.Option(help="Craft in half precision, confirm in float32; on a GPU by default.", show_default=False),
+    ] = None,
     save_images: Annotated[
         bool, typer.Option("--save-images", help="Keep the images that broke the model, and check them as PNG files.")
     ] = False,
@@ -70,7 +74,8 @@ def evaluate(
     chosen = pick_device(device)
     job = resolve(target, suite=suite, data=data, eps=eps, norm=norm, weights=weights, network=model)
     other = resolve(source, suite=suite, data=data, eps=eps, norm=norm).model if source else None
-    settings = {"eps": eps, "norm": norm, "limit": limit, "seed": seed or None, "eot": eot if eot > 1 else None}
+    draws = eot if eot > 1 else None
+    settings = {"eps": eps, "norm": norm, "limit": limit, "seed": seed or None, "eot": draws, "fast": fast}
     folder = out or default_directory(target, suite, **settings, images="kept" if save_images else None)
     with evaluation_progress() as watch:
         evaluation = run(
@@ -87,6 +92,7 @@ def evaluate(
             eot=eot,
             save_images=save_images,
             source=other,
+            fast=fast,
             device=chosen,
             about={**job.about, "command": command_line()},
         )

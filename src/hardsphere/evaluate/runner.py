@@ -9,9 +9,8 @@ it stopped and ends with the same rows.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, attacking
+from hardsphere.attacks.base import attacking
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
-from hardsphere.evaluate.binding import attack_function, averaged, view
 from hardsphere.evaluate.card import make_card
 from hardsphere.evaluate.clock import Clock, Progress
 from hardsphere.evaluate.images import save_images as write_images
 from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample, ledger_in
 from hardsphere.evaluate.samples import Samples, gather
-from hardsphere.evaluate.suites import CARRIED, Entry, OfEps, Suite, as_suite
+from hardsphere.evaluate.striking import Striker, chunks, guide_positions
+from hardsphere.evaluate.suites import CARRIED, Entry, Suite, as_suite
 from hardsphere.files import write_json
-from hardsphere.noise import Noise
-from hardsphere.sphere import find_head
 from hardsphere.threat import Ball
 
 if TYPE_CHECKING:
@@ -105,6 +102,7 @@ def evaluate(
     source: nn.Module | None = None,
     shard: tuple[int, int] | None = None,
     device: torch.device | str | None = None,
+    fast: bool | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Measure how robust a classifier is.
@@ -129,6 +127,9 @@ def evaluate(
         source: another model, for suites with a transfer attack.
         shard: (index, count): work on every count-th sample only; `hardsphere.evaluate.merge` joins the ledgers.
         device: where to run; the model's own device by default.
+        fast: craft in half precision with recorded turns (`hardsphere.evaluate.slots`), or in TF32 where an attack has
+            only its plain form; on a GPU by default. Either way an image counts only if the model is wrong about it in
+            float32.
         about: what the card tells beside the numbers: ``target``, ``data``, ``selection``, ``command``.
     """
     suite = as_suite(suite)
@@ -146,7 +147,8 @@ def evaluate(
         attacking(model),
         witness.plain_float32(place),
     ):
-        run = _Run(model, samples, suite, balls, seed, batch, place, eot, source, shard, save_images, progress)
+        hurry = place.type == "cuda" if fast is None else fast
+        run = _Run(model, samples, suite, balls, seed, batch, place, eot, source, shard, save_images, hurry, progress)
         with ledger_in(out) as (ledger, directory):
             ledger.claim(
                 {
@@ -163,11 +165,13 @@ def evaluate(
                     "n": len(samples),
                     "shard": list(shard) if shard is not None else None,
                     "images": save_images,
+                    "crafting": run.striker.crafting,
                 }
             )
             run.go(ledger)
             ledger.settle()
-            card = make_card(ledger, suite, balls, run.classes, samples, place, run.remarks, dict(about or {}))
+            told = {"crafting": run.striker.crafting, **(about or {})}
+            card = make_card(ledger, suite, balls, run.classes, samples, place, run.remarks, told)
             if directory is not None:
                 write_json(directory / "card.json", card)
                 for ball in balls if save_images else ():
@@ -190,6 +194,7 @@ class _Run:
     source: nn.Module | None
     shard: tuple[int, int] | None
     save_images: bool
+    fast: bool
     progress: Callable[[Progress], None] | None
     remarks: list[str] = field(default_factory=list)
     classes: int = 0
@@ -201,15 +206,22 @@ class _Run:
         self.positions = positions if self.shard is None else positions[self.shard[0] :: self.shard[1]]
         if not self.positions:
             raise HardsphereError(f"Shard {self.shard} of {len(self.samples)} samples is empty: use fewer shards.")
-        self.judge = averaged(self.model, self.eot)
-        self.counted = witness.Counted(self.model)
-        self.attacked = averaged(self.counted, self.eot)
-        self.size = self.batch
+        self.striker = Striker(
+            self.model,
+            self.samples,
+            self.seed,
+            self.batch,
+            self.device,
+            self.eot,
+            self.source,
+            self.save_images,
+            self.fast,
+        )
 
     def go(self, ledger: Ledger) -> None:
         """Everything that is not in the ledger yet."""
         self._introduce()
-        ledger.note("shape", list(self._images(self.positions[:1]).shape[1:]))
+        ledger.note("shape", list(self.striker.images(self.positions[:1]).shape[1:]))
         ledger.note("order", [CARRIED, *(entry.name for entry in self.suite.entries)])
         self._clean(ledger)
         entries = self._entries()
@@ -221,7 +233,7 @@ class _Run:
 
     def _introduce(self) -> None:
         """The number of classes, and whether labels and model agree on it."""
-        self.classes = witness.introduce(self.model, self._images(self.positions[:1]))
+        self.classes = witness.introduce(self.model, self.striker.images(self.positions[:1]))
         low, high = int(self.samples.labels.min()), int(self.samples.labels.max())
         if low < 0 or high >= self.classes:
             wrong = low if low < 0 else high
@@ -244,10 +256,10 @@ class _Run:
     def _clean(self, ledger: Ledger) -> None:
         """Classify the clean images."""
         self.known = {sample.position: sample for sample in ledger.samples()}
-        for chunk in _chunks(self.positions, self.batch):
+        for chunk in chunks(self.positions, self.batch):
             if all(position in self.known for position in chunk):
                 continue
-            predicted = [guess for part in self._fitting(chunk, self._classify) for guess in part]
+            predicted = [guess for part in self.striker.fitting(chunk, self._classify) for guess in part]
             found = [
                 Sample(int(self.samples.ids[position]), position, int(self.samples.labels[position]), guess)
                 for position, guess in zip(chunk, predicted, strict=True)
@@ -259,7 +271,7 @@ class _Run:
             self._tell("clean", None, len(self.known), len(self.positions), bound, None)
 
     def _classify(self, part: Sequence[int]) -> list[int]:
-        guesses: list[int] = witness.clean_predictions(self.judge, self._images(part)).tolist()
+        guesses: list[int] = witness.clean_predictions(self.striker.judge, self.striker.images(part)).tolist()
         return guesses
 
     def _carry(self, ledger: Ledger, ball: Ball) -> None:
@@ -294,80 +306,19 @@ class _Run:
                 idle.append(Row(ball.eps, entry.name, sample.sample, outcome.value))
         ledger.add(idle)
         done = ledger.done(ball.eps, entry.name)
-        attack = _bind(entry, self, ball)
-        finished = 0
-        # The batches are those of an uninterrupted run: a batch is in the ledger as a whole or not at all.
-        for chunk in _chunks(todo, self.batch):
-            rest = [position for position in chunk if self.known[position].sample not in done]
-            if rest:
-                begin = time.perf_counter()
-                parts = list(self._fitting(rest, lambda part: self._strike(attack, part, ball, entry)))
-                rows = [row for part, _ in parts for row in part]
-                ledger.add(rows, [image for _, images in parts for image in images])
-                fallen.update({row.sample: entry.name for row in rows if row.outcome == Outcome.BROKEN.value})
-                self.clock.record(entry, len(rest), time.perf_counter() - begin)
-            finished += len(chunk)
+        settled = {position for position in todo if self.known[position].sample in done}
+        finished = len(settled)
+        begin = time.perf_counter()
+        for found in self.striker.outcomes(entry, ball, todo, settled):
+            self.clock.record(entry, len(found), time.perf_counter() - begin)
+            rows = [row for row, _ in found]
+            ledger.add(rows, [image for _, image in found if image is not None])
+            fallen.update({row.sample: entry.name for row in rows if row.outcome == Outcome.BROKEN.value})
+            finished += len(found)
             standing = sum(sample.correct and sample.sample not in fallen for sample in self.known.values())
             left = self.clock.left(entry, len(todo) - finished, [(e, self._upcoming(e, standing)) for _, e in later])
             self._tell(entry.name, ball, finished, len(todo), standing / len(self.positions), left)
-
-    def _strike(
-        self, attack: Callable[..., AttackResult], part: Sequence[int], ball: Ball, entry: Entry
-    ) -> tuple[list[Row], list[tuple[float, int, str, bytes]]]:
-        """Attack a batch and write down what came of it."""
-        begin = time.perf_counter()
-        x, y, ids = self._images(part), self._labels(part), self._ids(part)
-        self.counted.forwards = self.counted.backwards = 0
-        proposal = attack(x, y, Noise(self.seed, ids).fold(entry.name))
-        broken, predicted, distance, x_adv = witness.confirm(self.judge, x, y, proposal.x_adv, ball, entry.outside)
-        outcome = [Outcome.BROKEN if hit else Outcome.HELD for hit in broken.tolist()]
-        share = 1 / len(part)
-        costs = (
-            self.counted.forwards * share,
-            self.counted.backwards * share,
-            (time.perf_counter() - begin) * share,
-        )
-        rows = [
-            Row(ball.eps, entry.name, sample, what.value, far, stop.name, guess, *costs)
-            for sample, what, far, stop, guess in zip(
-                ids.tolist(), outcome, distance.tolist(), proposal.stop, predicted.tolist(), strict=True
-            )
-        ]
-        if not self.save_images:
-            return rows, []
-        kept = broken.nonzero().squeeze(1).tolist()
-        pixels = x_adv.cpu().contiguous().numpy()
-        return rows, [(ball.eps, rows[i].sample, entry.name, pixels[i].tobytes()) for i in kept]
-
-    def _fitting(self, positions: Sequence[int], work: Callable[[Sequence[int]], Any]) -> Iterator[Any]:
-        """Do some work batch by batch, in halves where a batch does not fit into memory."""
-        start = 0
-        while start < len(positions):
-            part = positions[start : start + self.size]
-            try:
-                yield work(part)
-                start += len(part)
-                continue
-            except (RuntimeError, MemoryError) as reason:
-                if not witness.is_out_of_memory(reason):
-                    raise
-                if len(part) == 1:
-                    raise HardsphereError(
-                        "Even a single image does not fit into memory: use another device."
-                    ) from reason
-            # Outside of the except block, so that the exception no longer holds the tensors of the failed attempt.
-            self.size = (len(part) + 1) // 2
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def _images(self, positions: Sequence[int]) -> Tensor:
-        return self.samples.images(positions, self.device)
-
-    def _labels(self, positions: Sequence[int]) -> Tensor:
-        return self.samples.labels[torch.as_tensor(positions)].to(self.device)
-
-    def _ids(self, positions: Sequence[int]) -> Tensor:
-        return self.samples.ids[torch.as_tensor(positions)].to(self.device)
+            begin = time.perf_counter()
 
     def _upcoming(self, entry: Entry, standing: int) -> int:
         """How many samples a later attack will work on, at most."""
@@ -378,50 +329,6 @@ class _Run:
     def _tell(self, attack: str, ball: Ball | None, done: int, total: int, bound: float, left: float | None) -> None:
         if self.progress is not None:
             self.progress(Progress(attack, ball, done, total, bound, self.clock.elapsed(), left))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# From an entry to a function
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _bind(entry: Entry, run: _Run, ball: Ball) -> Callable[[Tensor, Tensor, Noise], AttackResult]:
-    """The entry's attack with everything but the batch filled in."""
-    function = attack_function(entry)
-    model = view(run.attacked, entry.view)
-    options = {key: _resolve(key, value, run, ball) for key, value in entry.options.items()}
-    if "source" in entry.needs:
-        options["source"] = run.source
-    if "guides" in entry.needs:
-        options["guides"], options["guide_labels"] = _guides(run)
-    return lambda x, y, noise: function(model, x, y, ball, noise=noise, **options)
-
-
-def _resolve(key: str, value: Any, run: _Run, ball: Ball) -> Any:
-    """A setting as the attack takes it."""
-    if isinstance(value, OfEps):
-        return value.factor * ball.eps
-    if key == "loss" and isinstance(value, str):
-        losses = importlib.import_module("hardsphere.attacks.losses")
-        if value == "adaptive":
-            return losses.adaptive(find_head(run.model))
-        return getattr(losses, value)
-    return value
-
-
-GUIDES = 256
-"""How many images of the set serve as guides of the feature attack, the same ones for every shard."""
-
-
-def _guides(run: _Run) -> tuple[Tensor, Tensor]:
-    positions = _guide_positions(run)
-    return run._images(positions), run._labels(positions)
-
-
-def _guide_positions(run: _Run) -> list[int]:
-    """Evenly over the whole set, which may be sorted by class."""
-    n = len(run.samples)
-    return [index * n // min(GUIDES, n) for index in range(min(GUIDES, n))]
 
 
 def _remark(remarks: list[str], entry: Entry, run: _Run) -> bool:
@@ -438,7 +345,7 @@ def _remark(remarks: list[str], entry: Entry, run: _Run) -> bool:
     if "source" in entry.needs and run.source is None:
         say(f"{entry.name} was left out: it needs a source model.")
         return False
-    if "guides" in entry.needs and len(set(run.samples.labels[_guide_positions(run)].tolist())) < 2:
+    if "guides" in entry.needs and len(set(run.samples.labels[guide_positions(len(run.samples))].tolist())) < 2:
         say(f"{entry.name} was left out: it needs images of two classes at least.")
         return False
     targets = entry.options.get("targets")
@@ -482,8 +389,3 @@ def _check_arguments(batch: int, eot: int, shard: tuple[int, int] | None) -> Non
 
 def _ids_digest(samples: Samples) -> str:
     return hashlib.sha256(samples.ids.contiguous().numpy().data).hexdigest()[:16]
-
-
-def _chunks(positions: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(positions), size):
-        yield positions[start : start + size]

@@ -9,7 +9,7 @@ from hardsphere.attacks.losses import margin
 from hardsphere.attacks.pgd import pgd
 from hardsphere.data import Source, eval_batches
 from hardsphere.noise import Noise
-from hardsphere.runtime import exact_float32
+from hardsphere.runtime import exact_float32, without_kernel_search
 from hardsphere.threat import Ball
 
 
@@ -20,7 +20,7 @@ def held_out_accuracy(
     mode = model.training
     model.eval()
     count, clean, robust = 0, 0, 0
-    with exact_float32():
+    with exact_float32(), without_kernel_search():
         for part in eval_batches(source, batch, device, limit):
             with torch.no_grad():
                 right = model(part.x).argmax(dim=1) == part.y

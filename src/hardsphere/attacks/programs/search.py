@@ -1,0 +1,61 @@
+"""Square in turns: the twin of `hardsphere.attacks.square` under linf."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardsphere.attacks.base import check_settings, succeeded
+from hardsphere.attacks.losses import margin, negated
+from hardsphere.attacks.programs.base import Answer, Ask, Program, State, Turn, common, zeros
+from hardsphere.attacks.square import random_squares, side_at, stripes
+from hardsphere.noise import Noise
+from hardsphere.threat import Ball, per_sample
+
+
+class RandomSquares(Program):
+    """Random search on the margin; ``best`` is the largest so far and ``held`` its image."""
+
+    gradient = False
+    look_every = 100
+
+    def __init__(self, ball: Ball, queries: int, part: float, rescale: bool, targeted: bool) -> None:
+        super().__init__(ball)
+        check_settings(queries=queries)
+        self.queries, self.part, self.rescale, self.targeted = queries, part, rescale, targeted
+        self.goal = negated(margin) if targeted else margin
+
+    def prepare(self, x: Tensor) -> None:
+        sides = [side_at(query, self.queries, self.part, self.rescale, x) for query in range(self.queries + 1)]
+        self.sides = torch.tensor(sides, device=x.device)
+
+    def start(self, x: Tensor, y: Tensor, noise: Noise, logits: Tensor) -> State:
+        noise = noise.fold("square")
+        lowest = torch.full((len(x),), -torch.inf, device=x.device)
+        first = stripes(x, noise.fold(0), self.ball)
+        return common(x, y, first, noise) | {"query": zeros(x), "held": x, "best": lowest}
+
+    def turn(self, state: State, answer: Answer, ask: Ask, again: bool) -> Turn:
+        x, y = state["x"], state["y"]
+        value = self.goal(answer.logits, y)
+        better = succeeded(answer.logits, y, self.targeted) | (value > state["best"])
+        held = torch.where(per_sample(better, x), state["x_adv"], state["held"])
+        query = state["query"] + 1
+        noise = Noise.of_keys(state["keys"]).fold(query)
+        side = self.sides[query.clamp_max(self.queries)]
+        new = {
+            "x_adv": random_squares(x, held, side, noise, self.ball),
+            "held": held,
+            "best": torch.where(better, value, state["best"]),
+            "query": query,
+            "stuck": torch.zeros_like(state["stuck"]),
+            "finished": query >= self.queries,
+        }
+        return Turn(new, state["x_adv"], answer.logits, torch.ones_like(better))
+
+
+def square(
+    ball: Ball, *, queries: int = 5000, part: float = 0.8, rescale: bool = False, targeted: bool = False
+) -> Program | None:
+    """`hardsphere.attacks.square` in turns; under l2, whose windows have shapes of their own, only the plain form."""
+    return RandomSquares(ball, queries, part, rescale, targeted) if ball.norm == "linf" else None

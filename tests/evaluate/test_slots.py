@@ -1,0 +1,224 @@
+"""Attacks in slots against their plain twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import Linear, labelled, radius_at
+
+from hardsphere import attacks
+from hardsphere.attacks import AttackResult, Stop, losses
+from hardsphere.attacks.programs import PROGRAMS, program
+from hardsphere.evaluate import Entry, evaluate, witness
+from hardsphere.evaluate.crafting import HalfPrecision
+from hardsphere.evaluate.slots import Judged, Slots
+from hardsphere.noise import Noise
+from hardsphere.threat import Ball
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("pgd", "linf", {"steps": 7}),
+    ("pgd", "linf", {"steps": 7, "restarts": 3, "loss": losses.margin}),
+    ("pgd", "l1", {"steps": 5, "loss": losses.dlr, "keep": "last"}),
+    ("pgd", "l2", {"steps": 5, "targeted": True}),
+    ("bim", "linf", {"steps": 4}),
+    ("fgsm", "linf", {"keep": "last"}),
+    ("mim", "linf", {"steps": 6, "keep": "last"}),
+    ("mim", "l2", {"steps": 6, "loss": losses.margin}),
+    ("carlini_linf", "linf", {"steps": 9, "restarts": 2}),
+    ("apgd", "linf", {"steps": 30}),
+    ("apgd", "l2", {"steps": 20, "restarts": 2, "loss": losses.dlr}),
+    ("apgd", "linf", {"steps": 20, "targeted": True}),
+    ("apgd_targeted", "linf", {"steps": 20, "targets": 3}),
+    ("apgd_targeted", "l2", {"steps": 12, "targets": 9, "restarts": 2}),
+    ("fab_targeted", "linf", {"steps": 12, "targets": 4}),
+    ("fab_targeted", "l2", {"steps": 12, "targets": 9}),
+    ("square", "linf", {"queries": 150}),
+    ("square", "linf", {"queries": 90, "targeted": True, "rescale": True}),
+]
+RADIUS = {"linf": 0.012, "l2": 0.1, "l1": 0.7}
+COUNT = 33
+
+
+class Small(nn.Module):
+    """A convolution network whose decisions are neither all near nor all far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.conv = nn.Conv2d(3, 12, 3, padding=1)
+            self.norm = nn.BatchNorm2d(12)
+            self.linear = nn.Linear(12 * 16, 6)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.norm(self.conv(x - 0.5)))
+        return self.linear(torch.nn.functional.avg_pool2d(z, 2).flatten(1))
+
+
+def samples(model: nn.Module) -> tuple[Tensor, Tensor]:
+    x = torch.rand(COUNT, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    x = x.to(next(model.parameters()).device)
+    return x, model(x).argmax(dim=1).detach()
+
+
+def in_slots(name: str, options: dict[str, Any], ball: Ball, model: nn.Module, size: int, crafted_on: nn.Module) -> Any:
+    """All samples through a program: the verdicts by position, and how often the host looked in."""
+    x, y = samples(model)
+    y = _wished(y, options)
+
+    def fetch(positions: Sequence[int]) -> tuple[Tensor, Tensor, Noise]:
+        rows = torch.tensor(positions, device=x.device)
+        return x[rows], y[rows], Noise(0, rows)
+
+    made = program(name, ball, **options)
+    assert made is not None
+    slots = Slots(made, crafted_on, model, fetch, _confirmed(model, ball, made.targeted), size)
+    return {one.position: one for done in slots.run(range(COUNT)) for one in done}
+
+
+def _wished(y: Tensor, options: dict[str, Any]) -> Tensor:
+    return (y + 1) % 6 if options.get("targeted") else y
+
+
+def _confirmed(model: nn.Module, ball: Ball, targeted: bool) -> Callable[..., Any]:
+    def confirm(x: Tensor, y: Tensor, x_adv: Tensor) -> tuple[Tensor, ...]:
+        broken, predicted, distance, image = witness.confirm(model, x, y, x_adv, ball)
+        return (predicted == y if targeted else broken), predicted, distance, image
+
+    return confirm
+
+
+@pytest.mark.parametrize(("name", "norm", "options"), CASES)
+def test_slots_find_what_the_plain_form_finds(name: str, norm: str, options: dict[str, Any]) -> None:
+    targeted = bool(options.get("targeted"))
+    model, ball = Small(), Ball(norm, (3 if targeted else 1) * RADIUS[norm])
+    x, y = samples(model)
+    y = _wished(y, options)
+    plain = getattr(attacks, name)(model, x, y, ball, noise=Noise(0, torch.arange(COUNT)), **options)
+    broken, *_ = _confirmed(model, ball, targeted)(x, y, plain.x_adv)
+    assert 5 < int(broken.sum()) < COUNT - 5, "a radius at which the comparison says something"
+    with attacks.base.attacking(model):
+        found: dict[int, Judged] = in_slots(name, options, ball, model, 8, model)
+    assert sorted(found) == list(range(COUNT))
+    assert [found[position].broken for position in range(COUNT)] == broken.tolist()
+    for position in range(COUNT):
+        assert found[position].stop.name == ("BROKEN" if broken[position] else "SPENT")
+
+
+def test_every_program_is_held_against_its_twin() -> None:
+    assert {name for name, _, _ in CASES} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd_targeted", "fab_targeted", "square"])
+def test_verdicts_do_not_depend_on_the_slots(name: str) -> None:
+    model, ball = Small(), Ball("linf", RADIUS["linf"])
+    options: dict[str, Any] = {"queries": 60} if name == "square" else {"steps": 6}
+    if "targeted" in name:
+        options["targets"] = 2
+    few, many = (in_slots(name, options, ball, model, size, model) for size in (10, 64))
+    assert [few[one].broken for one in range(COUNT)] == [many[one].broken for one in range(COUNT)]
+
+
+def test_a_candidate_of_half_precision_counts_only_if_it_is_confirmed() -> None:
+    """A crafting model that is wrong about everything finds candidates in every turn, and none of them counts."""
+
+    class Liar(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return -model(x)
+
+    model, ball = Small(), Ball("linf", 1e-4)
+    found = in_slots("pgd", {"steps": 30}, ball, model, 8, Liar())
+    assert not any(one.broken for one in found.values())
+    assert all(one.forwards == 32 and one.backwards == 31 for one in found.values()), "each used all its turns"
+
+
+def test_half_precision_answers_like_the_model() -> None:
+    model = Small()
+    x, _ = samples(model)
+    half = HalfPrecision(model)
+    with torch.no_grad():
+        logits, exact = half(x), model(x)
+    assert logits.dtype == torch.float32
+    assert model.conv.weight.dtype == torch.float32, "the model itself stays as it was"
+    assert half.model.linear.weight.dtype == torch.float32, "three digits of a logit would be too few"
+    assert float((logits - exact).abs().max()) < 0.03 * float(exact.abs().max())
+    assert not torch.equal(logits, exact)
+
+
+def test_crafting_in_half_precision_finds_nearly_the_same() -> None:
+    model, ball = Small(), Ball("linf", RADIUS["linf"])
+    options = {"steps": 10, "targets": 3}
+    exact = in_slots("apgd_targeted", options, ball, model, COUNT, model)
+    half = in_slots("apgd_targeted", options, ball, model, COUNT, HalfPrecision(model))
+    differing = sum(exact[one].broken != half[one].broken for one in range(COUNT))
+    assert differing <= 1
+
+
+def test_an_evaluation_in_half_precision_agrees_with_one_in_float32() -> None:
+    """On a linear model the closed form is known: samples that are not near the radius fall, or stand, in both."""
+    model = Linear(classes=5)
+    x, y = labelled(model, 40, wrong=3)
+    ball = radius_at(model, x[3:], y[3:], 0.5)
+    suite = [Entry("apgd-t", "apgd_targeted", {"steps": 20}), Entry("noise", "random_noise", {"draws": 5})]
+    fast, plain = (evaluate(model, x, y, ball, suite=suite, fast=fast) for fast in (True, False))
+    assert fast.survivors() == plain.survivors()
+    assert fast.clean_accuracy == plain.clean_accuracy == 37 / 40
+    assert [result.card["about"]["crafting"] for result in (fast, plain)] == [
+        "bf16 and TF32, confirmed in float32",
+        "float32",
+    ]
+    rows = [row for row in fast.ledger.rows(ball.eps) if row.attack == "apgd-t" and row.outcome in ("broken", "held")]
+    assert len(rows) == 37
+    assert all(row.forwards == row.backwards + 1 for row in rows)
+
+
+def test_a_success_that_float32_does_not_confirm_is_tried_again_in_float32() -> None:
+    model = Linear(classes=3)
+    x, y = labelled(model, 12)
+    ball = radius_at(model, x, y, 0.5)
+    calls = []
+
+    def hasty(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, *, noise: Noise) -> AttackResult:
+        """The first time, claims a success that is none."""
+        calls.append(len(x))
+        if len(calls) == 1:
+            return AttackResult(x.clone(), torch.zeros(len(x)), [Stop.BROKEN] * len(x))
+        return attacks.pgd(model, x, y, ball, noise=noise, loss=losses.margin, steps=20)
+
+    found = evaluate(model, x, y, ball, suite=[Entry("hasty", hasty)], fast=True)
+    assert calls == [12, 12]
+    exact = evaluate(model, x, y, ball, suite=[Entry("pgd", "pgd", {"loss": "margin", "steps": 20})], fast=False)
+    assert found.survivors() == exact.survivors()
+
+
+def test_a_randomised_model_is_not_replayed() -> None:
+    class Noisy(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1e-3 * torch.randn(len(x), 5)
+
+    model = Noisy(classes=5)
+    x, y = labelled(model, 6)
+    assert evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card["about"]["crafting"] == "float32"
+
+
+def test_running_out_of_memory_halves_the_slots_and_changes_no_outcome() -> None:
+    class Greedy(Linear):
+        most = 1000
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > self.most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x)
+
+    model = Greedy(classes=5)
+    x, y = labelled(model, 150)
+    ball = radius_at(model, x, y, 0.5)
+    suite = [Entry("apgd", "apgd", {"steps": 20, "loss": "dlr"})]
+    roomy = evaluate(model, x, y, ball, suite=suite, fast=True)
+    model.most = 40
+    assert evaluate(model, x, y, ball, suite=suite, fast=True).survivors() == roomy.survivors()
