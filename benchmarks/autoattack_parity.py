@@ -1,10 +1,18 @@
 """Two implementations of AutoAttack's standard set, side by side on one network: ours and pyautoattack's.
 
-    python benchmarks/autoattack_parity.py [--norm linf] [--eps 0.2] [--device cpu]
+    python benchmarks/autoattack_parity.py [--norm linf] [--eps 0.25] [--device cpu] [--seeds 3]
 
-trains a small network on 1,200 of the 8 x 8 digits by PGD adversarial training (half a minute), attacks the other 597
-with both, and prints accuracy and time of each and the samples on which they disagree. It fails if the reference keeps
-less than 20 % or more than 80 %, where agreement would say little, or if the two differ by more than 0.5 points.
+trains a small network on 797 of the 8 x 8 digits by PGD adversarial training, attacks the other 1,000 with both, and
+prints accuracy and time of each, the difference, and the samples on which they disagree. It fails if the reference
+keeps less than 20 % or more than 80 %, where agreement would say little, or if the two differ by more than 0.5 points.
+
+A thousand images, so that one sample is 0.1 points; a radius that leaves about a quarter of them, because the time goes
+into samples that stand. The reference with other seeds than the first tells how much of a difference is chance.
+
+Most of it is: two seeds of the same Auto-PGD disagree on some samples near the boundary. A small part is not. The
+reference's Square draws the corner of a window of side s from [0, h - s), so that none ever covers the last row or
+column, whose pixels keep their first stripes: 23 % of an image of 8 x 8, but 6 % of one of 32 x 32. Ours covers them
+and alone breaks more; behind the other attacks it is 0.2 points at most in the runs seen (both norms, 1 and 2 threads).
 """
 
 from __future__ import annotations
@@ -12,7 +20,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,49 +36,68 @@ from hardsphere.noise import Noise
 from hardsphere.report import show_card
 from hardsphere.threat import Ball
 
-TRAINING = 1200
+TRAINING = 797
 LARGEST_DIFFERENCE = 0.5  # points
-EPS = {"linf": 0.2, "l2": 0.8}
+TELLING = 0.2, 0.8  # what the reference must keep for agreement to say something
+EPS = {"linf": 0.25, "l2": 0.95}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The samples that one implementation keeps with one seed, and its time."""
+
+    kept: frozenset[int]
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What both implementations found on the same samples."""
+    """What both implementations found on the same samples; what counts is ``ours`` against the first reference."""
 
     n: int
-    reference: set[int]
-    reference_seconds: float
-    ours: set[int]
-    ours_seconds: float
+    ours: Run
+    references: tuple[Run, ...]
     evaluation: Evaluation
 
     @property
     def difference(self) -> float:
         """Ours minus the reference, in points of robust accuracy."""
-        return 100 * (len(self.ours) - len(self.reference)) / self.n
+        return self._points(len(self.ours.kept) - len(self.references[0].kept))
 
     @property
-    def reference_accuracy(self) -> float:
-        return len(self.reference) / self.n
+    def reference_spread(self) -> float:
+        """How far the reference's own seeds lie apart, in points."""
+        counts = [len(run.kept) for run in self.references]
+        return self._points(max(counts) - min(counts))
+
+    @property
+    def telling(self) -> bool:
+        low, high = TELLING
+        return low <= len(self.references[0].kept) / self.n <= high
 
     @property
     def agrees(self) -> bool:
         return abs(self.difference) <= LARGEST_DIFFERENCE
 
     def __str__(self) -> str:
-        rows = [
-            ("pyautoattack 0.2.0", len(self.reference), self.reference_seconds),
-            ("hardsphere", len(self.ours), self.ours_seconds),
-        ]
-        lines = [
-            f"{name:20} {100 * kept / self.n:6.2f} %  {kept:4d} of {self.n}  {spent:7.1f} s"
-            for name, kept, spent in rows
-        ]
-        only = len(self.ours - self.reference), len(self.reference - self.ours)
-        lines.append(
-            f"difference {self.difference:+.2f} points; only ours keeps {only[0]}, only the reference {only[1]}"
-        )
+        lines = [self._row(f"pyautoattack 0.2.0, seed {seed}", run) for seed, run in enumerate(self.references)]
+        lines += [self._row("hardsphere, seed 0", self.ours), f"difference {self.difference:+.2f} points"]
+        if len(self.references) > 1:
+            lines[-1] += f"; the reference's {len(self.references)} seeds span {self.reference_spread:.2f}"
+        reference = self.references[0].kept
+        breaker = self.evaluation.ledger.broken(self.evaluation.balls[-1].eps)
+        by = Counter(breaker[sample] for sample in reference - self.ours.kept)
+        names = ", ".join(f"{name} {count}" for name, count in by.most_common())
+        lines.append(f"only ours keeps {len(self.ours.kept - reference)}; only the reference {by.total()}")
+        if names:
+            lines[-1] += f" (which ours broke by {names})"
         return "\n".join(lines)
+
+    def _row(self, name: str, run: Run) -> str:
+        return f"{name:28} {self._points(len(run.kept)):6.2f} %  {len(run.kept):4d} of {self.n}  {run.seconds:7.1f} s"
+
+    def _points(self, count: int) -> float:
+        return 100 * count / self.n
 
 
 def digits(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -78,8 +107,8 @@ def digits(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.tensor(data.images, dtype=torch.float32)[order, None] / 16, torch.tensor(data.target)[order]
 
 
-def trained(x: Tensor, y: Tensor, ball: Ball, epochs: int = 12, batch: int = 64, steps: int = 5) -> nn.Module:
-    """A small convolutional network after PGD adversarial training, the same one each time."""
+def trained(x: Tensor, y: Tensor, ball: Ball, epochs: int = 18, batch: int = 64, steps: int = 5) -> nn.Module:
+    """A small convolutional network after PGD adversarial training, the same one each time on as many threads."""
     model = build("cnn-8", num_classes=10, in_channels=1, image_size=8, seed=0)
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     for epoch in range(epochs):
@@ -89,37 +118,45 @@ def trained(x: Tensor, y: Tensor, ball: Ball, epochs: int = 12, batch: int = 64,
             images, labels = x[rows], y[rows]
             start = ball.random_start(images, Noise(epoch, rows))
             model.eval()
-            attacked = ascend(
-                lambda z, labels=labels: F.cross_entropy(model(z), labels, reduction="none"),
-                images,
-                start,
-                ball,
-                steps,
-                2.5 * ball.eps / steps,
-            )
+            attacked = ascend(partial(_losses, model, labels), images, start, ball, steps, 2.5 * ball.eps / steps)
             model.train()
             optimiser.zero_grad()
-            F.cross_entropy(model(attacked), labels).backward()
+            _losses(model, labels, attacked).mean().backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return model.eval()
 
 
-def compare(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, batch: int = 256) -> Comparison:
-    """Attack the same samples with both implementations."""
-    from pyautoattack import AutoAttack
+def _losses(model: nn.Module, labels: Tensor, images: Tensor) -> Tensor:
+    return F.cross_entropy(model(images), labels, reduction="none")
 
+
+def compare(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, seeds: int = 1, batch: int = 500) -> Comparison:
+    """Attack the same samples with both implementations, with the reference once for each of its seeds."""
     begin = time.perf_counter()
-    ours = evaluate(model, x, y, ball, suite="standard", batch=batch)
-    ours_seconds = time.perf_counter() - begin
+    evaluation = evaluate(model, x, y, ball, suite="standard", batch=batch)
+    ours = Run(frozenset(evaluation.survivors()), time.perf_counter() - begin)
+    references = tuple(_reference(model, x, y, ball, seed, batch) for seed in range(seeds))
+    return Comparison(len(x), ours, references, evaluation)
+
+
+def _reference(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, seed: int, batch: int) -> Run:
+    from pyautoattack import AutoAttack  # type: ignore[import-untyped]
 
     norm = {"linf": "Linf", "l2": "L2"}[ball.norm]
-    reference = AutoAttack(model, norm=norm, eps=ball.eps, version="standard", device=x.device, seed=0)
+    reference = AutoAttack(model, norm=norm, eps=ball.eps, version="standard", device=x.device, seed=seed)
     begin = time.perf_counter()
     x_adv, _ = reference.run_standard_evaluation(x, y, batch_size=batch)
-    reference_seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
     with torch.no_grad():
         standing = (model(x_adv).argmax(dim=1) == y).nonzero().squeeze(1).tolist()
-    return Comparison(len(x), set(standing), reference_seconds, ours.survivors(), ours_seconds, ours)
+    return Run(frozenset(standing), seconds)
+
+
+def compare_on_digits(ball: Ball, seeds: int = 1, device: str = "cpu") -> Comparison:
+    """Train on the first digits and attack the others."""
+    x, y = digits()
+    model = trained(x[:TRAINING], y[:TRAINING], ball).to(device)
+    return compare(model, x[TRAINING:].to(device), y[TRAINING:].to(device), ball, seeds)
 
 
 def main() -> int:
@@ -127,17 +164,15 @@ def main() -> int:
     parser.add_argument("--norm", choices=sorted(EPS), default="linf")
     parser.add_argument("--eps", type=float)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds of the reference, at least 1")
     options = parser.parse_args()
     ball = Ball(options.norm, options.eps or EPS[options.norm])
-    x, y = digits()
-    model = trained(x[:TRAINING], y[:TRAINING], ball).to(options.device)
-    found = compare(model, x[TRAINING:].to(options.device), y[TRAINING:].to(options.device), ball)
+    found = compare_on_digits(ball, max(options.seeds, 1), options.device)
     show_card(found.evaluation.card)
     print(f"{ball}, {found.n} digits, {options.device}, {torch.get_num_threads()} threads\n{found}")
-    telling = 0.2 <= found.reference_accuracy <= 0.8
-    if not telling:
+    if not found.telling:
         print("The reference keeps too few or too many samples to tell: choose another --eps.")
-    return 0 if found.agrees and telling else 1
+    return 0 if found.agrees and found.telling else 1
 
 
 if __name__ == "__main__":
