@@ -61,7 +61,7 @@ def without_kernel_search() -> Iterator[None]:
 
 @contextmanager
 def tf32() -> Iterator[None]:
-    """TF32 on: float32 with a mantissa of ten bits, fast on a GPU, for what will be looked at again in `exact_float32`."""
+    """TF32 on: float32 with a mantissa of ten bits, for what will be looked at again in `exact_float32`."""
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hardsphere.attacks import AttackResult, Stop, nes, rays, spsa, square, zoo
 from hardsphere.attacks.finite_differences import draw_pairs, slopes_along
 from hardsphere.attacks.losses import margin
-from hardsphere.attacks.square import _bump, _bumps, _tiles, _window, side_at, stripes
+from hardsphere.attacks.square import _bump, _bumps, _random_window, _tiles, side_at, stripes
 from hardsphere.errors import HardsphereError
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
@@ -294,7 +294,7 @@ def test_zoo_visits_every_pixel_once_before_any_again() -> None:
 def test_windows_are_squares_anywhere() -> None:
     x, noise = torch.zeros(400, 2, 5, 7), Noise(0, torch.arange(400))
     for side in (1, 3, 5):
-        inside, row, column = _window(x, side, noise)
+        inside, row, column = _random_window(x, side, noise)
         assert inside.shape == (400, 1, 5, 7)
         assert bool((inside.sum((1, 2, 3)) == side**2).all())
         corners = {tuple(mask.nonzero()[0].tolist()) for mask in inside[:, 0]}

@@ -148,6 +148,8 @@ def test_half_precision_answers_like_the_model() -> None:
     assert half.model.linear.weight.dtype == torch.float32, "three digits of a logit would be too few"
     assert float((logits - exact).abs().max()) < 0.03 * float(exact.abs().max())
     assert not torch.equal(logits, exact)
+    assert half.speaks_like(model, x)
+    assert not half.speaks_like(lambda x: -model(x), x)
 
 
 def test_crafting_in_half_precision_finds_nearly_the_same() -> None:

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from hardsphere.data import Augment, load, train_loader
+from hardsphere.noise import Noise
 from hardsphere.recipes import recipe
 from hardsphere.train import train
+from hardsphere.train.averaging import _move, _move_in_one_pass
+from hardsphere.train.compiling import Compiler
+from hardsphere.train.deployed import build_model
+from hardsphere.train.loop import Silence
+from hardsphere.train.shadow import Shadow
 from hardsphere.train.tensors import read_tensors
 
 pytestmark = [
@@ -20,9 +27,20 @@ pytestmark = [
 ]
 
 
+class Listener(Silence):
+    """Nothing may be said of functions that do not compile, or of a network that has no shadow."""
+
+    def say(self, text: str) -> None:
+        assert "slower" not in text, text
+
+
+def refusing(text: str) -> None:
+    raise AssertionError(text)
+
+
 def run(path: Path, name: str, compile: bool, **changes: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     short = {"epochs": "2", "model": "cnn-8", "batch": "64", "attack.steps": "3", "precision": "float32", "lr": "0.02"}
-    train(recipe(name, short | changes), path, compile=compile, device="cuda")
+    train(recipe(name, short | changes), path, compile=compile, device="cuda", reporter=Listener())
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return rows, read_tensors(path / "checkpoints" / "last" / "state.safetensors")[0]
 
@@ -58,3 +76,57 @@ def test_repeatable_runs_are_bit_identical(tmp_path: Path) -> None:
         run(tmp_path / str(i), "digits/pgd-he", compile=True, repeatable="true", precision="auto")[1] for i in range(2)
     ]
     assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
+
+
+@pytest.mark.parametrize("name", ["pgd-he", "trades-mhe"])
+def test_captured_training_in_bf16_follows_plain_training(name: str, tmp_path: Path) -> None:
+    """The attack runs on the shadow, with its weights cast once a step and BatchNorm folded."""
+    rows = [run(tmp_path / str(fast), f"digits/{name}", compile=fast, precision="bf16")[0] for fast in (False, True)]
+    for one, other in zip(*rows, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=2 * CHAOS)
+
+
+def test_the_shadow_answers_like_the_model() -> None:
+    config = recipe("cifar10/pgd-he", {"model": "preactresnet18"})
+    model = build_model(config, load("digits")).cuda().to(memory_format=torch.channels_last)
+    x = torch.rand(16, 1, 32, 32, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        for _ in range(2):
+            assert Shadow(model).speaks_like(model, x)
+            model.train()(x)  # moves the statistics
+
+
+@pytest.mark.parametrize("augment", [Augment(2, "zero", True, 2, 1.0), Augment(2, "reflect", True)])
+def test_compiled_batches_are_those_of_the_cpu(augment: Augment) -> None:
+    source = load("digits").train
+    assert source is not None
+    expected = list(train_loader(source, 64, augment=augment, seed=3).epoch(5))
+    batches = list(train_loader(source, 64, "cuda", augment, 3, Compiler(refusing)).epoch(5))
+    for one, other in zip(expected, batches, strict=True):
+        assert torch.equal(one.x, other.x.cpu())
+        assert torch.equal(one.ids, other.ids.cpu())
+        torch.testing.assert_close(other.y.cpu(), one.y)
+
+
+def test_compiled_noise_is_that_of_the_cpu() -> None:
+    """64-bit arithmetic survives the compiler."""
+
+    def numbers(ids: torch.Tensor, epoch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        noise = Noise(7, ids).fold("train", epoch)
+        return noise.bits(3, 32, 32), noise.fold("a").uniform(4), noise.fold("b").integers(-3, 9, 2), noise.signs(6)
+
+    ids, epoch = torch.arange(100) * 10**6, torch.tensor(4)
+    compiled = Compiler(refusing)(numbers)(ids.cuda(), epoch.cuda())
+    for one, other in zip(numbers(ids, epoch), compiled, strict=True):
+        assert torch.equal(one, other.cpu())
+
+
+def test_the_average_in_one_pass_is_the_average() -> None:
+    live = [torch.randn(size, device="cuda") for size in ((64, 3, 3, 3), (512, 512), (10,), ())]
+    live[0] = live[0].contiguous(memory_format=torch.channels_last)
+    slow = [torch.randn_like(tensor) for tensor in live]
+    quick = [tensor.clone() for tensor in slow]
+    for weight in (0.9, 0.001):
+        _move(slow, live, torch.tensor(weight, device="cuda"))
+        _move_in_one_pass(quick, live, torch.tensor(weight, device="cuda"))
+        torch.testing.assert_close(quick, slow)

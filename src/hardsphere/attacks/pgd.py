@@ -8,6 +8,7 @@ start, what they climb, how far a step goes and whether the steps remember each 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,10 @@ from hardsphere.attacks.losses import cross_entropy, towards
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
 
-Fuse = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+Fuse = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def as_it_is(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     """Leave a function as it is: the slow twin of compiling it."""
     return function
 

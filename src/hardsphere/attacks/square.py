@@ -1,14 +1,16 @@
 """Square (Andriushchenko et al., 2020): random search with square-shaped changes, asking for logits only.
 
 Each query changes a square window at random, and the change stays if the margin grew. The windows shrink by the
-schedule of the paper. Unlike in AutoAttack, position and signs are drawn for each sample, not once for the batch, a
-window may also lie at the last row and column, and under l2 it may shrink to one pixel, which small images need.
+schedule of the paper. Unlike in AutoAttack's code, a window may also cover the last row and column, which breaks more
+of small images; under l2 it may shrink to one pixel; and position and signs are drawn for each sample, not once for the
+batch, which changes nothing but that samples do not depend on each other.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,11 +77,31 @@ def stripes(x: Tensor, noise: Noise, ball: Ball) -> Tensor:
     return ball.project(x, x + ball.eps * noise.signs(channels, 1, width))
 
 
-def random_squares(x: Tensor, best: Tensor, side: int | Tensor, noise: Noise, ball: Ball) -> Tensor:
+def random_squares(x: Tensor, best: Tensor, side: int, noise: Noise, ball: Ball) -> Tensor:
     """A candidate under linf: in a square window each channel moves to one end of its range."""
-    inside, _, _ = _window(x, side, noise.fold("window"))
-    signs = noise.fold("signs").signs(x.shape[1], 1, 1)
-    return ball.project(x, torch.where(inside, x + ball.eps * signs, best))
+    return with_squares(x, best, draw_squares(x, side, noise), ball)
+
+
+class Squares(NamedTuple):
+    """A window for each sample, and the sign of each of its channels."""
+
+    top: Tensor
+    left: Tensor
+    side: int | Tensor
+    signs: Tensor
+
+
+def draw_squares(x: Tensor, side: int | Tensor, noise: Noise) -> Squares:
+    """Windows for images like ``x``, as many as ``noise`` has streams; the side may differ from one to the other."""
+    _, channels, height, width = x.shape
+    top, left = _corner(height, width, side, noise.fold("window"))
+    return Squares(top, left, side, noise.fold("signs").signs(channels))
+
+
+def with_squares(x: Tensor, best: Tensor, squares: Squares, ball: Ball) -> Tensor:
+    """The best images with a square changed in each."""
+    inside, _, _ = _window(x, squares.top, squares.left, squares.side)
+    return ball.project(x, torch.where(inside, x + ball.eps * squares.signs[:, :, None, None], best))
 
 
 def _tiles(x: Tensor, noise: Noise, ball: Ball) -> Tensor:
@@ -103,9 +125,9 @@ def _bumps(x: Tensor, best: Tensor, side: int, noise: Noise, ball: Ball) -> Tens
     """
     delta, channels = best - x, x.shape[1]
     side += (side + 1) % 2 if side < min(x.shape[2:]) else 0  # odd, where the image allows, as a bump has a middle
-    inside, row, column = _window(x, side, noise.fold("window"))
+    inside, row, column = _random_window(x, side, noise.fold("window"))
     row, column = row.clamp(0, side - 1), column.clamp(0, side - 1)  # outside the window anything will do
-    emptied, _, _ = _window(x, side, noise.fold("emptied"))
+    emptied, _, _ = _random_window(x, side, noise.fold("emptied"))
     bump, upright = _bump(side, x.device), per_sample(noise.fold("turn").signs() > 0, x)
     bump = torch.where(upright, bump[row, column], bump[column, row]) * noise.fold("signs").signs(channels, 1, 1)
     fresh = torch.where(inside, bump.to(x.dtype) + _unit(torch.where(inside, delta, 0)), 0)
@@ -123,17 +145,23 @@ def side_at(query: int, queries: int, part: float, rescale: bool, x: Tensor) -> 
     return min(max(round(math.sqrt(covered * height * width)), 1), height, width)
 
 
-def _window(x: Tensor, side: int | Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-    """A square at random in each image: its mask, and each pixel's row and column counted from its corner.
+def _random_window(x: Tensor, side: int, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    """A square at random in each image: see `_window`."""
+    top, left = _corner(x.shape[2], x.shape[3], side, noise)
+    return _window(x, top, left, side)
 
-    The side may differ from sample to sample.
-    """
-    height, width = x.shape[2:]
+
+def _corner(height: int, width: int, side: int | Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    """The corner of a square anywhere in an image, the last row and column included."""
     place = noise.uniform(2)
-    top = per_sample((place[:, 0] * (height - side + 1)).long(), x)
-    left = per_sample((place[:, 1] * (width - side + 1)).long(), x)
-    row = torch.arange(height, device=x.device)[:, None] - top
-    column = torch.arange(width, device=x.device) - left
+    return (place[:, 0] * (height - side + 1)).long(), (place[:, 1] * (width - side + 1)).long()
+
+
+def _window(x: Tensor, top: Tensor, left: Tensor, side: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mask of a square in each image, and each pixel's row and column counted from its corner."""
+    height, width = x.shape[2:]
+    row = torch.arange(height, device=x.device)[:, None] - per_sample(top, x)
+    column = torch.arange(width, device=x.device) - per_sample(left, x)
     if isinstance(side, Tensor):
         side = per_sample(side, x)
     return (row >= 0) & (row < side) & (column >= 0) & (column < side), row, column

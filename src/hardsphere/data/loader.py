@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from hardsphere.noise import Noise
 _AHEAD = 3
 
 Job = Callable[[], Tensor]
+Fuse = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class TrainLoader(ABC):
@@ -62,10 +64,10 @@ class TrainLoader(ABC):
         for index in range(start, len(self)):
             yield order[index * self.batch : (index + 1) * self.batch]
 
-    def _noise(self, ids: Tensor, epoch: int) -> Noise:
+    def _noise(self, ids: Tensor, epoch: int | Tensor) -> Noise:
         return Noise(self.seed, ids).fold("augment", epoch)
 
-    def _finished(self, pixels: Tensor, labels: Tensor, ids: Tensor, epoch: int) -> Batch:
+    def _finished(self, pixels: Tensor, labels: Tensor, ids: Tensor, epoch: int | Tensor) -> Batch:
         """Augmented on the device."""
         noise = self._noise(ids, epoch)
         return Batch(*training_batch(pixels, labels, noise, self.augment, self._sides, self.classes), ids)
@@ -74,16 +76,31 @@ class TrainLoader(ABC):
 class ResidentLoader(TrainLoader):
     """The whole split lies on the device as it was read, mostly uint8; batches are gathered and augmented there."""
 
-    def __init__(self, source: Images, batch: int, device: torch.device, augment: Augment, seed: int) -> None:
+    def __init__(
+        self, source: Images, batch: int, device: torch.device, augment: Augment, seed: int, fused: Fuse | None = None
+    ) -> None:
         super().__init__(source, batch, device, augment, seed)
         augment.check(*source.pixels.shape[2:])
         self._pixels = source.pixels.to(device)
         self._labels = source.labels.to(device)
         self._ids = source.ids.to(device)
+        self._whole_batch = self._gathered if fused is None else fused(self._laid_out)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        when = torch.full((), epoch, device=self.device)  # a tensor, lest each epoch be compiled anew
         for rows in self._rows(self._ids, epoch, start):
-            yield self._finished(self._pixels[rows], self._labels[rows], self._ids[rows], epoch)
+            gather = self._whole_batch if len(rows) == self.batch else self._gathered
+            yield Batch(*gather(rows, when))
+
+    def _gathered(self, rows: Tensor, epoch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ids = self._ids[rows]
+        batch = self._finished(self._pixels[rows], self._labels[rows], ids, epoch)
+        return batch.x, batch.y, ids
+
+    def _laid_out(self, rows: Tensor, epoch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same batch, its pixels in the order in which a GPU convolves them."""
+        x, y, ids = self._gathered(rows, epoch)
+        return x.contiguous(memory_format=torch.channels_last), y, ids
 
 
 class StreamingLoader(TrainLoader):
@@ -110,7 +127,12 @@ class StreamingLoader(TrainLoader):
 
 
 def train_loader(
-    source: Source, batch: int, device: torch.device | str = "cpu", augment: Augment | None = None, seed: int = 0
+    source: Source,
+    batch: int,
+    device: torch.device | str = "cpu",
+    augment: Augment | None = None,
+    seed: int = 0,
+    fused: Fuse | None = None,
 ) -> TrainLoader:
     """The loader that suits the source.
 
@@ -120,10 +142,11 @@ def train_loader(
         device: where the batches are wanted.
         augment: what to do to each image; nothing by default. Image files are cropped at random in any case.
         seed: the seed of the whole run.
+        fused: what makes the way from images in memory to a whole batch fast, such as `torch.compile`.
     """
     device, augment = torch.device(device), augment or Augment()
     if isinstance(source, Images):
-        return ResidentLoader(source, batch, device, augment, seed)
+        return ResidentLoader(source, batch, device, augment, seed, fused)
     return StreamingLoader(source, batch, device, augment, seed)
 
 

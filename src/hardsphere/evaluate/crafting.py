@@ -1,4 +1,4 @@
-"""The model as attacks ask it on a GPU: a copy in half precision, several times faster.
+"""The model as attacks ask it on a GPU: a stand-in in half precision, several times faster.
 
 Only the crafting uses it. What counts is always answered by the model itself in float32.
 """
@@ -6,41 +6,48 @@ Only the crafting uses it. What counts is always answered by the model itself in
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hardsphere.errors import HardsphereError
+from hardsphere.evaluate.norms import fuse_norms
 from hardsphere.runtime import autocast
 from hardsphere.sphere import final_linear
+from hardsphere.train.shadow import Shadow
 
 
 class HalfPrecision(nn.Module):
-    """A copy of a model that computes in bf16, but for its last layer, and answers in float32.
+    """A frozen stand-in for a model: it computes in bf16, but for its last layer, and answers in float32.
 
-    The weights of convolutions and linear layers are cast once, not in every pass; images and weights are laid out
-    with the channels last, as tensor cores want them. BatchNorm, an affine step in eval mode, has a backward pass to
-    match.
+    Weights are cast once, not in every pass; images and weights are laid out with the channels last, as tensor cores
+    want them; BatchNorm and ReLU are one step.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = _exact_last_layer(copy.deepcopy(model).eval().requires_grad_(False))
+        own = copy.deepcopy(model).eval().requires_grad_(False)
+        _make_last_layer_exact(own)
+        own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = fuse_norms(Shadow(own, fold=False).network)
         self.training = False
-        last = _last_layer(self.model)
-        for module in self.model.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear) and module is not last:
-                module.to(torch.bfloat16)
-            if type(module) is nn.BatchNorm2d and module.running_var is not None:
-                AffineNorm.become(module)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         with autocast("bf16", x.device):
             return cast(Tensor, self.model(x)).float()
+
+    @torch.no_grad()
+    def speaks_like(self, model: nn.Module, x: Tensor) -> bool:
+        """Whether it gives the model's answers, up to rounding; a foreign layer might not bear what is done here."""
+        try:
+            answers = self(x)
+        except (RuntimeError, TypeError, ValueError):
+            return False
+        expected = model(x).float()
+        return bool((answers - expected).norm() <= 0.1 * expected.norm())
 
 
 class ExactLinear(nn.Linear):
@@ -51,47 +58,11 @@ class ExactLinear(nn.Linear):
             return F.linear(z.float(), self.weight, self.bias)
 
 
-class AffineNorm(nn.BatchNorm2d):
-    """BatchNorm in eval mode whose backward pass is one multiplication; torch's own computes as if in training."""
-
-    slope: Tensor
-
-    @classmethod
-    def become(cls, norm: nn.BatchNorm2d) -> None:
-        """Turn a layer into one of these where it stands."""
-        assert norm.running_var is not None
-        slope = (norm.running_var + norm.eps).rsqrt()
-        slope = slope if norm.weight is None else slope * norm.weight
-        norm.register_buffer("slope", slope.view(1, -1, 1, 1).to(torch.bfloat16))
-        norm.__class__ = cls
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            return super().forward(x)
-        return cast(Tensor, _Affine.apply(x, self))  # type: ignore[no-untyped-call]
-
-
-class _Affine(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: Tensor, norm: AffineNorm) -> Tensor:
-        context.slope = norm.slope.to(x.dtype)
-        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * context.slope, None
-
-
-def _last_layer(model: nn.Module) -> nn.Module | None:
-    try:
-        return model.get_submodule(final_linear(model))
-    except HardsphereError:
-        return None
-
-
-def _exact_last_layer(model: nn.Module) -> nn.Module:
+def _make_last_layer_exact(model: nn.Module) -> None:
     """Make the last layer, if it is a plain linear one, compute in float32. Hypersphere heads do so already."""
-    last = _last_layer(model)
+    try:
+        last = model.get_submodule(final_linear(model))
+    except HardsphereError:
+        return
     if type(last) is nn.Linear:
         last.__class__ = ExactLinear
-    return model

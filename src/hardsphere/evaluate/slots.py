@@ -89,6 +89,8 @@ class Slots:
         occupants: dict[int, _Guest] = {}
         while queue or occupants:
             self._fill(occupants, queue)
+            for name, value in self.program.refresh(self.state).items():
+                self.state[name].copy_(value)
             came = {guest.turn for guest in occupants.values()}
             for _ in range(self.program.look_every):
                 self._turn(any(self.program.ends_run(self.turns - turn) for turn in came))

@@ -67,16 +67,19 @@ class Striker:
         self.counted = witness.Counted(self.model)
         self.attacked = averaged(self.counted, self.eot)
         self.size = self.batch
-        self.fast = self.fast and self.eot == 1 and self._repeats_itself()
-        self.half = HalfPrecision(self.model) if self.fast else self.model
+        self.half = self._stand_in() if self.fast and self.eot == 1 else None
+        self.fast = self.half is not None
         self.crafting = "bf16 and TF32, confirmed in float32" if self.fast else "float32"
 
-    def _repeats_itself(self) -> bool:
-        """Whether the model gives the same answer twice: what is random cannot be replayed."""
+    def _stand_in(self) -> nn.Module | None:
+        """The model in half precision; none where it does not speak like the model, or the model is random."""
         x = self.images(range(min(4, len(self.samples))))
         witness.introduce(self.model, x)
         with torch.no_grad():
-            return bool(torch.equal(self.model(x), self.model(x)))
+            if not torch.equal(self.model(x), self.model(x)):
+                return None  # what is random cannot be replayed
+        half = HalfPrecision(self.model)
+        return half if half.speaks_like(self.model, x) else None
 
     def outcomes(self, entry: Entry, ball: Ball, todo: Sequence[int], done: Collection[int]) -> Iterator[list[Found]]:
         """Attack the samples at these positions but those ``done``, and tell of some at a time."""
@@ -178,6 +181,7 @@ class Striker:
 
     def _in_slots(self, made: Program, entry: Entry, ball: Ball, positions: Sequence[int]) -> Iterator[list[Found]]:
         """Run a program on the samples, with half the slots again and again until they fit into memory."""
+        assert self.half is not None
         left = list(positions)
         while left:
             count = _slots(len(left), self.size)

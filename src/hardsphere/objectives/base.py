@@ -8,7 +8,8 @@ framework is one more file in this folder.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,7 +79,8 @@ class Learner:
     """The model in training, with what every objective asks of it.
 
     Attributes:
-        fused: what makes the pieces of the inner maximisation fast, such as `torch.compile`.
+        fused: what makes the pieces of a step fast, such as `torch.compile`.
+        stand_in: gives what is attacked in place of the model, up to date with it; the model itself if None.
     """
 
     model: nn.Module
@@ -86,19 +88,30 @@ class Learner:
     adversary: Adversary
     label_smoothing: float = 0.0
     fused: Fuse = as_it_is
+    stand_in: Callable[[], nn.Module] | None = None
 
     def classification_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """L^m_CE of each sample (eq. 6)."""
         return margin_cross_entropy(self.head, logits, y, self.label_smoothing)
 
+    @contextmanager
+    def victim(self) -> Iterator[nn.Module]:
+        """What the adversary attacks: in its mode of BatchNorm, and without gradients by the weights."""
+        if self.stand_in is not None:
+            yield self.stand_in()
+            return
+        with attacking(self.model, self.adversary.bn):
+            yield self.model
+
     def maximise(self, loss: Callable[[Tensor], Tensor], x: Tensor, noise: Noise) -> Tensor:
         """x* = argmax of the loss of the adversary's logits over the ball (eq. 3), by projected gradient steps."""
         adversary = self.adversary
-        with attacking(self.model, adversary.bn):
+        start = self.fused(lambda x, keys: adversary.first_point(x, Noise.of_keys(keys)))
+        with self.victim() as model:
             return ascend(
-                lambda x_adv: loss(adversary.logits(self.model, self.head, x_adv)),
+                lambda x_adv: loss(adversary.logits(model, self.head, x_adv)),
                 x,
-                adversary.first_point(x, noise),
+                start(x, noise.keys),
                 adversary.ball,
                 adversary.steps,
                 adversary.step_size,

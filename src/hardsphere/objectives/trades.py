@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hardsphere.attacks.base import attacking
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
 from hardsphere.objectives.base import Learner, Losses, Objective, hits
@@ -33,8 +32,9 @@ class Trades(Objective):
 
     def craft(self, learner: Learner, batch: Batch, noise: Noise) -> Tensor:
         adversary = learner.adversary
-        with torch.no_grad(), attacking(learner.model, adversary.bn):
-            target = adversary.logits(learner.model, learner.head, batch.x).log_softmax(dim=1)
+        with torch.no_grad(), learner.victim() as model:
+            speak = learner.fused(lambda x: adversary.logits(model, learner.head, x).log_softmax(dim=1))
+            target = speak(batch.x)
         return learner.maximise(lambda logits: divergence(logits.log_softmax(dim=1), target), batch.x, noise)
 
     def losses(self, learner: Learner, batch: Batch, x_adv: Tensor) -> Losses:

@@ -37,11 +37,9 @@ class ExponentialAverage(Average):
 
     @torch.no_grad()
     def after_update(self, model: nn.Module, updates: Tensor) -> None:
-        decay = ((1 + updates) / (10 + updates)).clamp(max=self.decay)
+        weight = 1 - ((1 + updates) / (10 + updates)).clamp(max=self.decay)
         average, live = _float_tensors(self.model), _float_tensors(model)
-        differences = torch._foreach_sub(live, average)
-        torch._foreach_mul_(differences, 1 - decay)
-        torch._foreach_add_(average, differences)
+        (_move_in_one_pass if _same_layout(average, live) and weight.is_cuda else _move)(average, live, weight)
 
 
 class StochasticAverage(Average):
@@ -86,6 +84,37 @@ def measure_statistics(model: nn.Module, images: Iterable[Tensor]) -> None:
     model.train(mode)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def _move(average: list[Tensor], live: list[Tensor], weight: Tensor) -> None:
+    """average += weight (live - average)."""
+    differences = torch._foreach_sub(live, average)
+    torch._foreach_mul_(differences, weight)
+    torch._foreach_add_(average, differences)
+
+
+def _move_in_one_pass(average: list[Tensor], live: list[Tensor], weight: Tensor) -> None:
+    """The same with a third of the memory traffic, by a kernel that reads the weight on the device.
+
+    SGD with the rate ``weight``, upwards along the gradient ``live`` and with a weight decay of 1, does just this.
+    """
+    torch._fused_sgd_(
+        average,
+        live,
+        [],
+        weight_decay=1.0,
+        momentum=0.0,
+        lr=weight,
+        dampening=0.0,
+        nesterov=False,
+        maximize=True,
+        is_first_step=False,
+    )
+
+
+def _same_layout(some: list[Tensor], others: list[Tensor]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(a.dtype == b.dtype == torch.float32 and a.stride() == b.stride() for a, b in pairs)
 
 
 def _float_tensors(model: nn.Module) -> list[Tensor]:

@@ -23,6 +23,7 @@ from hardsphere.runtime import choose_kernels
 from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
+from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model, describe, save_deployed
 from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
@@ -97,7 +98,8 @@ class Trainer:
         self.train_source, self.validation = data.train, data.validation
         spec = config.data
         augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
-        self.loader = train_loader(data.train, config.batch, device, augment, config.seed)
+        fused = Compiler(self.reporter.say) if fast else None
+        self.loader = train_loader(data.train, config.batch, device, augment, config.seed, fused)
         self.model = self._initial_model(data)
         self.average = make_average(config, self.model)
         self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast, self.reporter.say)
@@ -162,6 +164,8 @@ class Trainer:
         if self.config.init_warmup == 0:
             return
         warming = epoch < self.config.init_warmup
+        if epoch == self.config.init_warmup:
+            self.stepper.captured = None  # that step was recorded with a frozen body
         head = self.model.get_submodule(final_linear(self.model))
         self.model.requires_grad_(not warming)
         head.requires_grad_(True)

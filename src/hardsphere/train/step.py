@@ -7,12 +7,13 @@ are tensors on it, sums for the log are added up there, and a loss that is not f
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from hardsphere.attacks.pgd import Fuse, as_it_is
 from hardsphere.config import Config
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
@@ -22,12 +23,20 @@ from hardsphere.runtime import autocast
 from hardsphere.sphere import find_head
 from hardsphere.train.averaging import Average
 from hardsphere.train.capture import Captured
+from hardsphere.train.compiling import Compiler
 from hardsphere.train.guards import FiniteGuard
 from hardsphere.train.perturbation import worst_weights
 from hardsphere.train.schedules import learning_rate
+from hardsphere.train.shadow import Shadow
 
 # How many batches may pass on a GPU before the host looks whether a loss was not finite.
 _LOOK_EVERY = 50
+
+Totals = dict[str, Tensor]
+"""Of each number per sample: its sum, and of how many, in float64."""
+
+Weighed = Callable[[], tuple[Tensor, Totals]]
+"""The mean of the training losses, and what is metered."""
 
 
 class Stepper:
@@ -69,14 +78,10 @@ class Stepper:
         self.rates = torch.zeros(self.updates_per_batch, device=device)
         self.state: State = {}
         self.meters: dict[str, Tensor] = {}
-        adversary = config.attack.adversary()
-        self.plain = Learner(model, find_head(model), adversary, config.label_smoothing)
+        self.plain = Learner(model, find_head(model), config.attack.adversary(), config.label_smoothing)
+        self.fast = fast
+        self.say = say
         self.captured: Captured | None = None
-        if fast:
-            network = cast(nn.Module, torch.compile(model, dynamic=False))
-            fused = partial(torch.compile, dynamic=False)
-            compiled = Learner(network, find_head(model), adversary, config.label_smoothing, fused)
-            self.captured = Captured(lambda batch, epoch, awp: self._train(compiled, batch, epoch, awp), say)
 
     def step(self, batch: Batch, epoch: int, index: int) -> None:
         """Train on one batch, the ``index``-th of its epoch."""
@@ -86,8 +91,11 @@ class Stepper:
             self.rates[replay] = learning_rate(self.config, self.updates + replay, self.updates_per_epoch)
         self.clock.fill_(self.updates)
         awp = bool(self.config.awp.gamma) and epoch >= self.config.awp.warmup
-        if self.captured is not None and len(batch.x) == self.config.batch:
+        if self.fast and len(batch.x) == self.config.batch:
             batch.x = batch.x.contiguous(memory_format=torch.channels_last)
+            if self.captured is None:
+                compiled = fast_learner(self.plain, self.config.precision, batch.x, Compiler(self.say), self.say)
+                self.captured = Captured(lambda batch, epoch, awp: self._train(compiled, batch, epoch, awp), self.say)
             self.captured(batch, epoch, awp)
         else:
             self._train(self.plain, batch, torch.tensor(epoch, device=self.device), awp)
@@ -97,22 +105,24 @@ class Stepper:
 
     def _train(self, learner: Learner, batch: Batch, epoch: Tensor, awp: bool) -> None:
         """The objective's own step; a function of what is on the device alone."""
-        noise = Noise(self.config.seed, batch.ids).fold("train", epoch)
+        seed, fused = self.config.seed, learner.fused
+        keys = fused(lambda ids, epoch: Noise(seed, ids).fold("train", epoch).keys)
+        noise = Noise.of_keys(keys(batch.ids, epoch))
         replays = iter(range(self.updates_per_batch))
 
         def update(losses: Callable[[], Losses]) -> None:
-            self._update(losses, next(replays), awp)
+            self._update(fused(lambda: _weighed(losses())), next(replays), awp, fused)
 
         with autocast(self.config.precision, self.device):
             self.config.objective.step(learner, batch, noise, self.state, update)
 
-    def _update(self, losses: Callable[[], Losses], replay: int, awp: bool) -> None:
+    def _update(self, losses: Weighed, replay: int, awp: bool, fused: Fuse = as_it_is) -> None:
         """One optimiser step on the mean of the losses."""
         if awp:
-            with worst_weights(self.model, lambda: losses().per_sample.mean(), self.config.awp.gamma):
-                self._backward(losses)
+            with worst_weights(self.model, lambda: losses()[0], self.config.awp.gamma):
+                self._backward(losses, fused)
         else:
-            self._backward(losses)
+            self._backward(losses, fused)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].copy_(self.rates[replay])
@@ -122,23 +132,21 @@ class Stepper:
         self.clock += 1
         self.average.after_update(self.model, self.clock)
 
-    def _backward(self, losses: Callable[[], Losses]) -> None:
-        computed = losses()
-        loss = computed.per_sample.mean()
-        self.guard.watch(loss, self.clock)
+    def _backward(self, losses: Weighed, fused: Fuse) -> None:
+        loss, totals = losses()
+        fused(self.guard.watch)(loss.detach(), self.clock)
         if self.device.type == "cpu":
             self.guard.check()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._meter({"loss": computed.per_sample.detach(), **computed.logged})
+        self._meter(totals)
 
-    def _meter(self, values: dict[str, Tensor]) -> None:
-        """Add up per-sample numbers and how many there were."""
-        for name, value in values.items():
+    def _meter(self, totals: Totals) -> None:
+        """Add up what is logged."""
+        for name, total in totals.items():
             if name not in self.meters:
-                self.meters[name] = torch.zeros(2, dtype=torch.float64, device=self.device)
-            total = value.sum()
-            self.meters[name] += torch.stack([total, torch.full_like(total, value.numel())])
+                self.meters[name] = torch.zeros_like(total)
+        torch._foreach_add_([self.meters[name] for name in totals], list(totals.values()))
 
     def averages(self) -> dict[str, float]:
         """The means of what was metered since the last call."""
@@ -159,6 +167,36 @@ class Stepper:
         for name, parameter in self.model.named_parameters():
             if name in momenta:
                 self.optimizer.state[parameter]["momentum_buffer"] = momenta[name]
+
+
+def fast_learner(
+    plain: Learner, precision: str, x: Tensor, fused: Fuse, say: Callable[[str], None] = lambda text: None
+) -> Learner:
+    """The compiled twin of a learner, for batches like ``x``.
+
+    Under bf16 the attack runs on a `Shadow` of the network, unless it is meant to move BatchNorm's statistics.
+    """
+    network = cast(nn.Module, torch.compile(plain.model, dynamic=False))
+    twin = replace(plain, model=network, fused=fused)
+    with autocast(precision, x.device):
+        if plain.adversary.bn != "eval" or not torch.is_autocast_enabled(x.device.type):
+            return twin
+        shadow = Shadow(plain.model)
+        if shadow.speaks_like(plain.model, x[:2]):
+            return replace(twin, stand_in=shadow.refresh)
+    say("The network has layers of its own that do not take bf16 weights, so its attack runs somewhat slower.")
+    return twin
+
+
+def _weighed(losses: Losses) -> tuple[Tensor, Totals]:
+    """The loss of a batch, and the sums for the log."""
+    values = {"loss": losses.per_sample.detach(), **losses.logged}
+    return losses.per_sample.mean(), {name: _sum_and_count(value) for name, value in values.items()}
+
+
+def _sum_and_count(values: Tensor) -> Tensor:
+    total = values.sum()
+    return torch.stack([total, torch.full_like(total, values.numel())]).double()
 
 
 def _mixed(seed: int, epoch: int, index: int) -> int:

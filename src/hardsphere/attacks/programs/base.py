@@ -79,6 +79,10 @@ class Program(ABC):
     def start(self, x: Tensor, y: Tensor, noise: Noise, logits: Tensor) -> State:
         """The state before the first turn; ``logits`` are the answers for the clean images."""
 
+    def refresh(self, state: State) -> State:
+        """What can be prepared for the next ``look_every`` turns: entries to renew before them."""
+        return {}
+
     def loss(self, logits: Tensor, state: State) -> Tensor:
         """What is differentiated by the image, one number per sample."""
         raise NotImplementedError

@@ -8,13 +8,17 @@ from torch import Tensor
 from hardsphere.attacks.base import check_settings, succeeded
 from hardsphere.attacks.losses import margin, negated
 from hardsphere.attacks.programs.base import Answer, Ask, Program, State, Turn, common, zeros
-from hardsphere.attacks.square import random_squares, side_at, stripes
+from hardsphere.attacks.square import Squares, draw_squares, side_at, stripes, with_squares
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball, per_sample
 
 
 class RandomSquares(Program):
-    """Random search on the margin; ``best`` is the largest so far and ``held`` its image."""
+    """Random search on the margin; ``best`` is the largest so far and ``held`` its image.
+
+    The squares of all turns until the next look are drawn at once: ``squares`` holds top, left and side of each, and
+    ``drawn`` tells from which query on.
+    """
 
     gradient = False
     look_every = 100
@@ -33,7 +37,17 @@ class RandomSquares(Program):
         noise = noise.fold("square")
         lowest = torch.full((len(x),), -torch.inf, device=x.device)
         first = stripes(x, noise.fold(0), self.ball)
-        return common(x, y, first, noise) | {"query": zeros(x), "held": x, "best": lowest}
+        state = common(x, y, first, noise) | {"query": zeros(x), "held": x, "best": lowest}
+        return state | self.refresh(state)
+
+    def refresh(self, state: State) -> State:
+        query = state["query"]
+        turns = query[:, None] + 1 + torch.arange(self.look_every, device=query.device)
+        keys = Noise.of_keys(state["keys"][:, None]).fold(turns).keys
+        side = self.sides[turns.clamp_max(self.queries)]
+        top, left, _, signs = draw_squares(state["x"], side.flatten(), Noise.of_keys(keys.flatten()))
+        squares = torch.stack([top.view_as(side), left.view_as(side), side], dim=2)
+        return {"drawn": query, "squares": squares, "signs": signs.view(*side.shape, -1)}
 
     def turn(self, state: State, answer: Answer, ask: Ask, again: bool) -> Turn:
         x, y = state["x"], state["y"]
@@ -41,10 +55,11 @@ class RandomSquares(Program):
         better = succeeded(answer.logits, y, self.targeted) | (value > state["best"])
         held = torch.where(per_sample(better, x), state["x_adv"], state["held"])
         query = state["query"] + 1
-        noise = Noise.of_keys(state["keys"]).fold(query)
-        side = self.sides[query.clamp_max(self.queries)]
+        index = (state["query"] - state["drawn"])[:, None, None]
+        top, left, side = state["squares"].take_along_dim(index, dim=1).squeeze(1).unbind(dim=1)
+        signs = state["signs"].take_along_dim(index, dim=1).squeeze(1)
         new = {
-            "x_adv": random_squares(x, held, side, noise, self.ball),
+            "x_adv": with_squares(x, held, Squares(top, left, side, signs), self.ball),
             "held": held,
             "best": torch.where(better, value, state["best"]),
             "query": query,

@@ -1,0 +1,146 @@
+"""The network as the attack runs it: its weights cast to bf16 once a step instead of once a pass.
+
+Autocast casts every float32 weight in every pass, and an attack makes ten passes with the same weights. The shadow is
+the same network with bf16 copies of the weights of its convolutions and linear layers, refreshed at the start of each
+attack; everything else (hypersphere heads, statistics, foreign layers) is the live model's own memory. It stands in
+eval mode, so BatchNorm is a fixed affine step, y = scale x + shift, which is worked out once a step as well.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hardsphere.attacks.base import attacking
+
+# Layers whose weights autocast casts before anything else happens to them. Subclasses may do more with their weights.
+_CAST = (nn.Conv2d, nn.Linear)
+
+# Tensor cores read channels in groups of 16 bytes; images have 1 or 3 channels of 2 bytes.
+_CHANNEL_GROUP = 8
+
+
+class Shadow:
+    """A stand-in for a model under attack, in eval mode and under bf16 autocast; it has no gradients by its weights.
+
+    Args:
+        model: the live model; its parameters and buffers may change in place, but must stay where they are.
+        fold: make each BatchNorm2d an affine step: the same but for rounding.
+        pad: give convolutions of few channels more of them, all zero: the same but for the order of a sum.
+    """
+
+    def __init__(self, model: nn.Module, fold: bool = True, pad: bool = True) -> None:
+        own = [*model.parameters(), *model.buffers()]
+        self.network = copy.deepcopy(model, {id(tensor): tensor for tensor in own})
+        self._live: list[Tensor] = []
+        self._cast: list[Tensor] = []
+        self._narrow: list[tuple[Tensor, Tensor]] = []
+        self._norms: list[_Affine] = []
+        for name, module in list(self.network.named_modules()):
+            if fold and type(module) is nn.BatchNorm2d and module.running_mean is not None:
+                self._norms.append(_Affine(module))
+                self._replace(name, self._norms[-1])
+            elif pad and type(module) is nn.Conv2d and _is_narrow(module):
+                self._replace(name, self._widened(module))
+            else:
+                self._detach(module)
+        self.network.eval()
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> nn.Module:
+        """The stand-in, brought up to date with the live model."""
+        if self._cast:
+            torch._foreach_copy_(self._cast, self._live)
+        for wide, live in self._narrow:
+            wide.copy_(live)
+        if self._norms:
+            _fold(self._norms)
+        return self.network
+
+    @torch.no_grad()
+    def speaks_like(self, model: nn.Module, x: Tensor) -> bool:
+        """Whether it gives the model's answers, up to rounding; a foreign layer might not take bf16 weights at all."""
+        try:
+            answers = self.refresh()(x).float()
+        except RuntimeError:
+            return False
+        with attacking(model):
+            expected = model(x).float()
+        return bool((answers - expected).norm() <= 0.1 * expected.norm())
+
+    def _detach(self, module: nn.Module) -> None:
+        """Give a module frozen parameters: bf16 copies where autocast would cast them, else the live memory."""
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            live = parameter.detach()
+            if type(module) in _CAST and live.dtype == torch.float32:
+                self._live.append(live)
+                self._cast.append(live.to(torch.bfloat16))
+                live = self._cast[-1]
+            module._parameters[name] = nn.Parameter(live, requires_grad=False)
+
+    def _widened(self, conv: nn.Conv2d) -> nn.Module:
+        """A convolution of few channels as one of a whole group of them."""
+        weight = conv.weight.detach()
+        spare = _CHANNEL_GROUP - conv.in_channels
+        wide = F.pad(weight, (0, 0, 0, 0, 0, spare)).to(torch.bfloat16, memory_format=torch.channels_last)
+        self._narrow.append((wide[:, : conv.in_channels], weight))
+        return _Widened(conv, wide, spare)
+
+    def _replace(self, name: str, module: nn.Module) -> None:
+        parent, _, child = name.rpartition(".")
+        setattr(self.network.get_submodule(parent), child, module)
+
+
+class _Affine(nn.Module):
+    """BatchNorm in eval mode; as under autocast, float32 arithmetic between bf16 images."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        self.mean, self.variance, self.eps = norm.running_mean, norm.running_var, norm.eps
+        ones, zeros = torch.ones_like(self.mean), torch.zeros_like(self.mean)
+        self.weight = ones if norm.weight is None else norm.weight.detach()
+        self.bias = zeros if norm.bias is None else norm.bias.detach()
+        self.register_buffer("scale", ones.clone())
+        self.register_buffer("shift", zeros.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() * self.scale[:, None, None] + self.shift[:, None, None]).to(x.dtype)
+
+
+def _fold(norms: list[_Affine]) -> None:
+    """scale = weight / sqrt(variance + eps) and shift = bias - mean scale, of all layers at once."""
+    scales = torch._foreach_add([norm.variance for norm in norms], [norm.eps for norm in norms])
+    torch._foreach_rsqrt_(scales)
+    torch._foreach_mul_(scales, [norm.weight for norm in norms])
+    torch._foreach_copy_([norm.scale for norm in norms], scales)
+    torch._foreach_mul_(scales, [norm.mean for norm in norms])
+    torch._foreach_copy_([norm.shift for norm in norms], torch._foreach_sub([norm.bias for norm in norms], scales))
+
+
+class _Widened(nn.Module):
+    """A convolution that is given more channels than the image has; the rest of both are zeros."""
+
+    def __init__(self, conv: nn.Conv2d, weight: Tensor, spare: int) -> None:
+        super().__init__()
+        self.stride, self.padding, self.dilation, self.spare = conv.stride, conv.padding, conv.dilation, spare
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.pad(x, (0, 0, 0, 0, 0, self.spare))
+        return F.conv2d(wide, self.weight, None, self.stride, self.padding, self.dilation)
+
+
+def _is_narrow(conv: nn.Conv2d) -> bool:
+    plain = conv.groups == 1 and conv.padding_mode == "zeros" and conv.bias is None and "weight" in conv._parameters
+    return plain and conv.in_channels < _CHANNEL_GROUP and conv.weight.dtype == torch.float32

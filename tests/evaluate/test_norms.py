@@ -1,0 +1,81 @@
+"""BatchNorm and ReLU as one step, against the layers themselves."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hardsphere.evaluate.norms import FrozenNorm, fuse_norms
+from hardsphere.models import build
+from hardsphere.sphere import attach
+
+
+def trained_norms(model: nn.Module) -> nn.Module:
+    """Statistics and parameters as after some training, so that no norm is the identity."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight, module.bias, module.running_mean):
+                tensor.data.copy_(torch.randn(tensor.shape, generator=generator))
+            module.running_var.copy_(torch.rand(module.running_var.shape, generator=generator) + 0.5)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(("name", "norms", "clipped"), [("preactresnet18-4", 17, 17), ("wrn-16-1", 13, 13)])
+def test_a_network_stays_the_same_function(name: str, norms: int, clipped: int) -> None:
+    model = trained_norms(attach(build(name, num_classes=10, in_channels=3, image_size=32, seed=0))).double()
+    fused = fuse_norms(copy.deepcopy(model))
+    layers = [module for module in fused.modules() if isinstance(module, FrozenNorm)]
+    assert len(layers) == norms
+    assert sum(layer.relu for layer in layers) == clipped
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    x = torch.rand(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    outcomes = []
+    for network in (model, fused):
+        image = x.clone().requires_grad_()
+        logits = network(image)
+        (gradient,) = torch.autograd.grad(logits.cos().sum(), image)
+        outcomes.append((logits, gradient))
+    for one, other in zip(*outcomes, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4 * float(one.detach().abs().max()))
+
+
+class Odd(nn.Module):
+    """A norm whose result is used twice, one without ReLU, one with a ReLU layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.BatchNorm2d(2) for _ in range(3))
+        self.clip = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared = self.first(x)
+        return F.relu(shared) + shared + self.second(x) * self.clip(self.third(x))
+
+
+def test_only_a_relu_that_follows_alone_is_taken_in() -> None:
+    model = trained_norms(Odd())
+    fused = fuse_norms(copy.deepcopy(model))
+    assert [layer.relu for layer in fused.modules() if isinstance(layer, FrozenNorm)] == [False, False, True]
+    x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(model(x.clone()), fused(x.clone()), atol=1e-5)
+
+
+def test_what_cannot_be_traced_stays_as_it_is() -> None:
+    class Branching(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if float(x.sum()) > 0 else -x)
+
+    model = Branching().eval()
+    assert fuse_norms(model) is model
+
+
+def test_a_norm_in_training_or_without_statistics_stays_as_it_is() -> None:
+    plain = nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False), nn.ReLU()).eval()
+    assert fuse_norms(plain) is plain
+    busy = nn.Sequential(nn.BatchNorm2d(2), nn.ReLU()).train()
+    assert fuse_norms(busy) is busy

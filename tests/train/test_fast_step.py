@@ -1,0 +1,159 @@
+"""The compiled pieces of a training step against their slow twins, on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from hardsphere.data import Augment, load, train_loader
+from hardsphere.data.sources import Batch
+from hardsphere.noise import Noise
+from hardsphere.objectives import Learner
+from hardsphere.recipes import recipe
+from hardsphere.train.averaging import _move, _move_in_one_pass, make_average
+from hardsphere.train.compiling import Compiler
+from hardsphere.train.deployed import build_model
+from hardsphere.train.step import Stepper, fast_learner
+
+CPU = torch.device("cpu")
+AUGMENT = Augment(pad=2, flip=True, cutout=2, cutmix=1.0)
+
+
+def refusing(text: str) -> None:
+    raise AssertionError(text)
+
+
+def compiler(backend: str = "aot_eager") -> Compiler:
+    """It traces as the real compiler does, one graph for each function, but takes no minutes to write machine code."""
+    return Compiler(refusing, backend=backend, fullgraph=True)
+
+
+def steps(name: str, fast: bool, count: int = 2, **changes: str) -> Stepper:
+    """A few training steps, plain, or from the same compiled pieces as on a GPU."""
+    options = {"model": "cnn-4", "batch": "16", "attack.steps": "2", "ema.decay": "0.9", "precision": "float32"}
+    config = recipe(f"digits/{name}", options | changes)
+    data = load("digits")
+    assert data.train is not None
+    model = build_model(config, data).train()
+    mixed = name.startswith("alp")  # labels are numbers, or probabilities
+    loader = train_loader(data.train, config.batch, augment=AUGMENT if mixed else None)
+    stepper = Stepper(config, model, make_average(config, model), CPU, len(loader))
+    learner = stepper.plain
+    for batch in itertools.islice(loader.epoch(0), count):
+        if fast and learner is stepper.plain:
+            learner = fast_learner(stepper.plain, config.precision, batch.x, compiler(), refusing)
+        one_step(stepper, learner, batch, awp=bool(config.awp.gamma))
+    return stepper
+
+
+def one_step(stepper: Stepper, learner: Learner, batch: Batch, awp: bool) -> None:
+    stepper.clock.fill_(stepper.updates)
+    stepper.rates.fill_(0.01)
+    stepper._train(learner, batch, torch.tensor(3), awp)
+    stepper.updates += stepper.updates_per_batch
+
+
+FRAMEWORKS: list[tuple[str, dict[str, str]]] = [
+    ("standard", {}),
+    ("pgd-he", {}),
+    ("pgd", {"awp.gamma": "0.01", "label_smoothing": "0.1"}),
+    ("alp-he", {}),
+    ("trades-mhe", {"attack.norm": "l2", "attack.eps": "0.5"}),
+    ("free-he", {}),
+    ("fast", {"attack.bn": "train"}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), FRAMEWORKS)
+def test_compiled_steps_train_the_same(name: str, changes: dict[str, str]) -> None:
+    plain, fast = steps(name, fast=False, **changes), steps(name, fast=True, **changes)
+    assert plain.meters.keys() == fast.meters.keys()
+    for meter, value in plain.meters.items():
+        torch.testing.assert_close(fast.meters[meter], value, rtol=1e-3, atol=1.0 if "accuracy" in meter else 1e-3)
+    for one, other in zip(plain.average.model.parameters(), fast.average.model.parameters(), strict=True):
+        assert (one - other).norm() < 0.02 * one.norm() + 1e-3
+
+
+@pytest.mark.parametrize("name", ["pgd-he", "trades-mhe", "fast"])
+def test_compiled_steps_in_bf16_attack_the_shadow(name: str) -> None:
+    """Signs of gradients that bf16 rounds to nothing differ, so losses do as well; after one step only a little."""
+    plain, fast = (steps(name, fast, count=1, precision="bf16") for fast in (False, True))
+    for meter, value in plain.meters.items():
+        torch.testing.assert_close(fast.meters[meter], value, rtol=0.02, atol=1.0)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bn", "shadowed"), [("bf16", "eval", True), ("bf16", "train", False), ("float32", "eval", False)]
+)
+def test_only_an_attack_in_bf16_and_eval_mode_has_a_shadow(precision: str, bn: str, shadowed: bool) -> None:
+    config = recipe("digits/pgd", {"model": "cnn-4", "attack.bn": bn})
+    model = build_model(config, load("digits"))
+    learner = fast_learner(
+        Learner(model, None, config.attack.adversary()), precision, torch.rand(2, 1, 8, 8), compiler()
+    )
+    assert (learner.stand_in is not None) == shadowed
+
+
+@pytest.mark.parametrize("augment", [AUGMENT, Augment(pad=2, padding="reflect", flip=True)])
+def test_compiled_batches_are_the_same(augment: Augment) -> None:
+    """Epoch after epoch without compiling anew; the pixels lie in another order in memory."""
+    source = load("digits").train
+    assert source is not None
+    whole = source.subset(range(40))
+    fused = compiler()
+    plain, fast = train_loader(whole, 16, augment=augment), train_loader(whole, 16, augment=augment, fused=fused)
+    torch._dynamo.utils.counters.clear()
+    for epoch in range(3):
+        for one, other in zip(plain.epoch(epoch), fast.epoch(epoch), strict=True):
+            assert torch.equal(one.x, other.x)
+            assert torch.equal(one.y, other.y)
+            assert torch.equal(one.ids, other.ids)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiled_noise_is_the_same() -> None:
+    def numbers(ids: torch.Tensor, epoch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        noise = Noise(7, ids).fold("train", epoch)
+        return noise.bits(3, 5), noise.fold("a").uniform(4), noise.fold("b").integers(-3, 9, 2), noise.signs(6)
+
+    arguments = torch.arange(9) * 10**6, torch.tensor(4)
+    for one, other in zip(numbers(*arguments), compiler()(numbers)(*arguments), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_average_in_one_pass_is_the_average() -> None:
+    generator = torch.Generator().manual_seed(0)
+    live = [torch.randn(size, generator=generator) for size in ((3, 4), (5,), ())]
+    slow = [torch.randn(tensor.shape, generator=generator) for tensor in live]
+    quick = [tensor.clone() for tensor in slow]
+    for weight in (0.9, 0.25, 0.001, 0.0):
+        _move(slow, live, torch.tensor(weight))
+        _move_in_one_pass(quick, live, torch.tensor(weight))
+        torch.testing.assert_close(quick, slow)
+
+
+def test_what_cannot_be_compiled_runs_as_it_is() -> None:
+    """The compiler's refusal is said once, however often the function is made anew."""
+
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise NotImplementedError("no such instruction")
+
+    said: list[str] = []
+    fused = Compiler(said.append, backend=broken)
+    for number in range(3):
+        assert fused(lambda x, number=number: x + number)(torch.ones(2)).tolist() == [1.0 + number] * 2
+    assert len(said) == 1
+    assert "no such instruction" in said[0]
+
+
+def test_a_process_may_train_many_models() -> None:
+    """Each compiler starts afresh: torch's limit on recompiling one function does not add up over runs."""
+
+    def scaled(factor: float) -> Any:
+        return lambda x: x * factor
+
+    for factor in range(2 * torch._dynamo.config.recompile_limit):
+        assert compiler("eager")(scaled(factor))(torch.ones(1)).item() == factor
