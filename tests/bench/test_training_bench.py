@@ -1,21 +1,27 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
 from hardsphere.bench import bench_training
-from hardsphere.bench.training import _flops_per_image, _random_images
+from hardsphere.bench.first_use import compile_cache
+from hardsphere.bench.kernels import PRODUCTS, profile_steps
+from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.recipes import recipe
+
+CPU = torch.device("cpu")
+TINY = {"model": "cnn-4", "batch": 8}
 
 
 def test_arithmetic_of_a_step_is_counted() -> None:
     """K attack passes of two forwards' worth and an update of three; TRADES adds a target and a second update pass."""
     overrides = {"model": "cnn-4", "attack.steps": "5", "batch": "8"}
-    device = torch.device("cpu")
 
     def forwards(name: str) -> float:
-        config = recipe(name, overrides)
-        single = _flops_per_image(recipe("cifar10/standard", overrides), _random_images(8), device) / 3
-        return _flops_per_image(config, _random_images(8), device) / single
+        single = flops_per_image(recipe("cifar10/standard", overrides)) / 3
+        return flops_per_image(recipe(name, overrides)) / single
 
     assert forwards("cifar10/pgd") == 5 * 2 + 3
     assert forwards("cifar10/trades") == 1 + 5 * 2 + 3 + 3
@@ -24,13 +30,54 @@ def test_arithmetic_of_a_step_is_counted() -> None:
 
 def test_the_forward_pass_of_a_known_network() -> None:
     """PreActResNet-18 on 32 x 32 images: 1.11 GFLOP per forward pass."""
-    config = recipe("cifar10/standard", {"model": "preactresnet18"})
-    per_image = _flops_per_image(config, _random_images(4), torch.device("cpu"))
+    per_image = flops_per_image(recipe("cifar10/standard", {"model": "preactresnet18"}))
     assert abs(per_image / 3 / 1.11e9 - 1) < 0.01
 
 
 def test_it_runs_on_a_cpu() -> None:
-    measured = bench_training("cifar10/pgd-he", {"model": "cnn-4", "batch": 8}, steps=1, device=torch.device("cpu"))
+    measured = bench_training("cifar10/pgd-he", TINY | {"attack.steps": 2}, steps=1, device=CPU)
     assert measured.images_per_second > 0
     assert measured.head_overhead.keys() == {"he", "mhe"}
+    assert measured.head_rounds_seconds.keys() == {"plain", "he", "mhe"}
     assert measured.peak_memory_gib is None
+    assert measured.compile_seconds is None
+    assert measured.first_step_seconds > 0
+
+
+def test_the_rounds_are_kept_and_the_rate_is_their_median() -> None:
+    measured = bench_training("cifar10/fast-he", TINY, steps=1, device=CPU, heads=False)
+    rounds = sorted(measured.rounds_images_per_second)
+    assert len(rounds) == 5
+    assert measured.images_per_second == pytest.approx(rounds[2])
+    assert measured.epoch_seconds == pytest.approx(50_000 / measured.images_per_second)
+    assert measured.attack_steps == 1  # the recipe's own
+    assert measured.head_overhead == {}
+
+
+def test_a_replayed_batch_counts_once() -> None:
+    measured = bench_training("cifar10/free-he", TINY, steps=1, device=CPU, heads=False)
+    assert measured.updates_per_batch == 8
+    assert measured.profile is None
+
+
+def test_a_profile_on_a_cpu() -> None:
+    run = TrainingRun(recipe("cifar10/fast-he", TINY), random_images(8), CPU)
+    found = profile_steps(run, CPU, steps=1)
+    assert sum(found.groups.values()) == pytest.approx(1)
+    assert found.groups[PRODUCTS] > 0
+    assert found.idle_share is None
+
+
+def test_a_cache_is_warm_once_it_holds_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert not compile_cache().warm
+    (tmp_path / "fxgraph" / "ab").mkdir(parents=True)
+    assert compile_cache().warm
+    assert compile_cache().directory == str(tmp_path)
+
+
+def test_the_cache_lies_where_torch_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert compile_cache().directory == default_cache_dir()

@@ -1,11 +1,15 @@
-"""Time and arithmetic on a device."""
+"""Time, arithmetic and memory on a device."""
 
 from __future__ import annotations
 
+import gc
+import re
 import time
 from collections.abc import Callable
 
 import torch
+
+from hardsphere.errors import HardsphereError
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -17,6 +21,14 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
+def as_seconds(budget: str) -> float:
+    """``90s``, ``9m`` or ``2h`` in seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", budget)
+    if match is None or float(match[1]) == 0:
+        raise HardsphereError(f"The budget is '{budget}', but must be a time such as 90s, 9m or 2h.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
 def wait(device: torch.device) -> None:
     """Let the device finish what it was given."""
     if device.type == "cuda":
@@ -26,8 +38,22 @@ def wait(device: torch.device) -> None:
 def gemm_rate(device: torch.device) -> float:
     """FLOP/s of a large matrix product, the most that a network can hope for: bf16 on a GPU, float32 on a CPU."""
     gpu = device.type == "cuda"
-    side, repeats, dtype = (8192, 50, torch.bfloat16) if gpu else (2048, 3, torch.float32)
+    side, repeats, dtype = (8192, 50, torch.bfloat16) if gpu else (1024, 3, torch.float32)
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     left @ right
     best = min(seconds(lambda: [left @ right for _ in range(repeats)], device) for _ in range(3))
     return 2 * side**3 * repeats / best
+
+
+def forget_memory(device: torch.device) -> None:
+    """Give back what nobody holds any more, and begin to watch the peak anew."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.zeros(1, device=device)  # a device that was never used has no memory to watch
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> float | None:
+    """The most that was held at once since `forget_memory`, in GiB; a CPU does not tell."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None

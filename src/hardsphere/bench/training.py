@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from hardsphere.bench.clock import gemm_rate, seconds, wait
-from hardsphere.config import Config
-from hardsphere.data import Augment, Batch, DataSet, Images, TrainLoader, train_loader
+from hardsphere.bench.clock import forget_memory, gemm_rate, peak_memory, seconds
+from hardsphere.bench.first_use import CompileCache, compile_cache
+from hardsphere.bench.kernels import KernelProfile, profile_steps
+from hardsphere.bench.subject import TrainingRun, flops_per_image, plain_rates, random_images
 from hardsphere.recipes import VARIANTS, recipe
-from hardsphere.runtime import choose_kernels, environment, hardware
-from hardsphere.train.averaging import make_average
-from hardsphere.train.deployed import build_model
-from hardsphere.train.step import Stepper
+from hardsphere.runtime import environment, hardware
 
 ROUNDS = 5
+EPOCH_IMAGES = 50_000  # CIFAR-10's training images
+HEADS = ("", "he", "mhe")
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,50 @@ class TrainingBench:
     """What one benchmark measured; rates are medians over interleaved rounds.
 
     Attributes:
-        images_per_second: of the whole step, as `hardsphere train` runs it here.
+        updates_per_batch: how often a step trains on its batch: FreeAT replays each, the others train on it once.
+        images_per_second: of the whole step, as `hardsphere train` runs it here; an image counts once per step, however
+            often the step replays it.
+        rounds_images_per_second: the same, round by round.
+        epoch_seconds: one pass over 50,000 images, with all replays, without validation and checkpoints.
         tflops: arithmetic done per second by that, counted by torch on one plain step.
         gemm_share: its share of the matrix-product rate measured in the same run.
-        first_steps_seconds: until the steps run at full speed, compilation included.
+        peak_memory_gib: of this one run.
+        first_step_seconds: from the start of the command, after Python's own, to the end of the first training step:
+            imports, the device's start, random data in place of a real set's, compiling.
+        first_steps_seconds: from the first step on until the steps run at full speed, compilation included.
+        compile_seconds: the same without the steps' own time; none where nothing is compiled.
+        compile_cache: whether torch found compiled graphs in its cache; none where nothing is compiled.
         over_plain_loop: how many times faster than the plain loop.
         head_overhead: relative extra time of HE and m-HE over the plain head.
+        head_rounds_seconds: seconds per step with each head, round by round.
+        profile: where the time goes, if asked for.
+        remarks: what the compiler had to say.
     """
 
     recipe: str
     model: str
     batch: int
+    attack_steps: int
+    updates_per_batch: int
     steps: int
     images_per_second: float
+    rounds_images_per_second: list[float]
+    epoch_seconds: float
     tflops: float
     gemm_tflops: float
     gemm_share: float
     peak_memory_gib: float | None
+    first_step_seconds: float
     first_steps_seconds: float
+    compile_seconds: float | None
+    compile_cache: CompileCache | None
     plain_images_per_second: float
+    plain_rounds_images_per_second: list[float]
     over_plain_loop: float
     head_overhead: dict[str, float]
+    head_rounds_seconds: dict[str, list[float]]
+    profile: KernelProfile | None
+    remarks: list[str]
     device: str
     environment: dict[str, Any]
 
@@ -68,110 +90,78 @@ def bench_training(
     steps: int = 50,
     device: torch.device,
     heads: bool = True,
+    profile: bool = False,
+    started: float | None = None,
 ) -> TrainingBench:
-    """Measure a recipe's training step on random images of CIFAR-10's shape."""
+    """Measure a recipe's training step on random images of CIFAR-10's shape.
+
+    Args:
+        steps: per round; there are five rounds.
+        heads: also measure the plain head, HE and m-HE, interleaved.
+        profile: also say where the time goes.
+        started: when the command began, on the clock of `time.perf_counter`; now by default.
+    """
+    started = time.perf_counter() if started is None else started
     config = recipe(name, {"ema.decay": "0.999", **(overrides or {})})
-    data = _random_images(config.batch)
-    plain_rate = _plain_rate(config, data, device, steps)
-    flops = _flops_per_image(config, data, device)
-    gemm = gemm_rate(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    heads_to_time = {"": VARIANTS[""], "he": VARIANTS["he"], "mhe": VARIANTS["mhe"]} if heads else {}
-    runs = {"": _Run(config, data, device)}
-    runs |= {f"head:{key}": _Run(replace(config, head=head), data, device) for key, head in heads_to_time.items()}
-    times: dict[str, list[float]] = {key: [] for key in runs}
-    for _, (key, run) in itertools.product(range(ROUNDS), runs.items()):
-        times[key].append(seconds(lambda run=run: run.go(steps), device) / steps)  # type: ignore[misc]
+    gpu = device.type == "cuda"
+    cache = compile_cache() if gpu else None
+    data = random_images(config.batch)
+    # First what a person waits for first; nothing else may have warmed the device.
+    forget_memory(device)
+    run = TrainingRun(config, data, device)
+    peak = peak_memory(device)
+    plain = plain_rates(config, data, device, steps)
+    forget_memory(device)
+    gemm, flops = gemm_rate(device), flops_per_image(config)
+    runs = {"": run}
+    for head in HEADS if heads else ():
+        same = config.head == VARIANTS[head]
+        runs[f"head:{head}"] = run if same else TrainingRun(replace(config, head=VARIANTS[head]), data, device)
+    times = _interleaved(runs, steps, device)
     step = statistics.median(times[""])
-    plain_head = statistics.median(times["head:"]) if heads else float("nan")
+    rate, plain_rate = config.batch / step, statistics.median(plain)
+    head_times = {head or "plain": times[f"head:{head}"] for head in HEADS if heads}
     return TrainingBench(
         recipe=config.recipe,
         model=config.model,
         batch=config.batch,
+        attack_steps=config.attack.steps,
+        updates_per_batch=config.objective.updates_per_batch,
         steps=steps,
-        images_per_second=config.batch / step,
-        tflops=flops * config.batch / step / 1e12,
+        images_per_second=rate,
+        rounds_images_per_second=[config.batch / one for one in times[""]],
+        epoch_seconds=EPOCH_IMAGES / rate,
+        tflops=flops * rate / 1e12,
         gemm_tflops=gemm / 1e12,
-        gemm_share=flops * config.batch / step / gemm,
-        peak_memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        first_steps_seconds=runs[""].first_steps_seconds,
+        gemm_share=flops * rate / gemm,
+        peak_memory_gib=peak,
+        first_step_seconds=run.first_step_at - started,
+        first_steps_seconds=run.first_steps_seconds,
+        compile_seconds=max(run.first_steps_seconds - run.first_steps * step, 0.0) if gpu else None,
+        compile_cache=cache,
         plain_images_per_second=plain_rate,
-        over_plain_loop=config.batch / step / plain_rate,
-        head_overhead={key: statistics.median(times[f"head:{key}"]) / plain_head - 1 for key in ("he", "mhe") if heads},
+        plain_rounds_images_per_second=plain,
+        over_plain_loop=rate / plain_rate,
+        head_overhead={head: _overhead(head_times, head) for head in ("he", "mhe") if heads},
+        head_rounds_seconds=head_times,
+        profile=profile_steps(run, device) if profile else None,
+        remarks=list(dict.fromkeys(remark for one in runs.values() for remark in one.remarks)),
         device=hardware(device),
         environment=environment(device),
     )
 
 
-class _Run:
-    """A model in training, stepped as the trainer does it."""
-
-    def __init__(self, config: Config, data: DataSet, device: torch.device, fast: bool = True) -> None:
-        choose_kernels(config.repeatable)
-        gpu = device.type == "cuda"
-        model = build_model(config, data).to(device).train()
-        if gpu and fast:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        loader = _loader(config, data, device)
-        self.stepper = Stepper(config, model, make_average(config, model), device, len(loader), fast and gpu)
-        self.batches = _forever(loader)
-        self.done = 0
-        self.first_steps_seconds = seconds(lambda: self.go(6 if gpu and fast else 1), device)
-
-    def go(self, steps: int) -> None:
-        for batch in itertools.islice(self.batches, steps):
-            self.stepper.step(batch, 0, self.done % 45 + 1)  # no index at which the host would look in
-            self.done += 1
+def _interleaved(runs: Mapping[str, TrainingRun], steps: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds per step of each run, round by round; a run under two names is timed once a round for both."""
+    times: dict[str, list[float]] = {key: [] for key in runs}
+    distinct = {id(run): run for run in runs.values()}
+    for _, (which, run) in itertools.product(range(ROUNDS), distinct.items()):
+        spent = seconds(lambda run=run: run.go(steps), device) / steps  # type: ignore[misc]
+        for key, other in runs.items():
+            if id(other) == which:
+                times[key].append(spent)
+    return times
 
 
-def _forever(loader: TrainLoader) -> Iterator[Batch]:
-    return itertools.chain.from_iterable(loader.epoch(epoch) for epoch in itertools.count())
-
-
-def _loader(config: Config, data: DataSet, device: torch.device) -> TrainLoader:
-    assert data.train is not None
-    augment = Augment(config.data.pad, config.data.padding, config.data.flip)
-    return train_loader(data.train, config.batch, device, augment, config.seed)
-
-
-def _random_images(batch: int) -> DataSet:
-    count = 40 * batch  # whole batches only
-    pixels = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(count) % 10
-    names = tuple(f"class {index}" for index in range(10))
-    images = Images(pixels, labels, torch.arange(count), names)
-    return DataSet("random", images, images, images, names, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
-
-
-def _plain_rate(config: Config, data: DataSet, device: torch.device, steps: int) -> float:
-    """Images per second of the plain loop: eager, float32 as torch sets it by default, no average."""
-    plain = replace(config, precision="float32", ema=replace(config.ema, decay=0.0))
-    run = _Run(plain, data, device, fast=False)
-    few = max(2, steps // 5)
-    return config.batch * few / seconds(lambda: run.go(few), device)
-
-
-def _flops_per_image(config: Config, data: DataSet, device: torch.device) -> float:
-    """Arithmetic of one training step per image.
-
-    A forward pass is counted by torch; the gradient by the input costs as much again, that by the weights once more.
-    """
-    few = replace(config, batch=4, ema=replace(config.ema, decay=0.0))
-    run = _Run(few, data, device, fast=False)
-    model = run.stepper.model
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        model(torch.zeros(1, 3, 32, 32, device=device))
-    forwards = 0
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        nonlocal forwards
-        by_weights = torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters())
-        forwards += 3 if by_weights else 2 if inputs[0].requires_grad else 1
-
-    hook = model.register_forward_pre_hook(count)
-    run.go(1)
-    hook.remove()
-    wait(device)
-    return float(counter.get_total_flops() * forwards)
+def _overhead(times: Mapping[str, list[float]], head: str) -> float:
+    return statistics.median(times[head]) / statistics.median(times["plain"]) - 1

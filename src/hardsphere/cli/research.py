@@ -1,4 +1,4 @@
-"""Verbs of research: bench, reproduce, sweep."""
+"""Verbs of research: reproduce, sweep, and bench, which has a file of its own."""
 
 from __future__ import annotations
 
@@ -8,35 +8,7 @@ from typing import Annotated
 import typer
 
 from hardsphere.cli.app import Device, command_line
-
-bench_app = typer.Typer(help="Measure how fast things are on this machine.", no_args_is_help=True)
-
-
-@bench_app.command("train")
-def bench_train(
-    recipe: Annotated[str, typer.Argument(help="the recipe whose step is measured")] = "cifar10/pgd-he",
-    model: Annotated[str | None, typer.Option(help="The network; the recipe's own by default.")] = None,
-    batch: Annotated[int, typer.Option(min=2, help="Images per step.")] = 128,
-    steps: Annotated[int, typer.Option(min=1, help="Steps per round; there are five rounds.")] = 50,
-    attack_steps: Annotated[int, typer.Option(min=0, help="K, the steps of the inner attack.")] = 10,
-    heads: Annotated[bool, typer.Option(help="Also measure what HE and m-HE cost over the plain head.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON into this file.")] = None,
-    device: Device = None,
-) -> None:
-    """Measure a whole training step: data, augmentation, attack, update and weight average."""
-    import json
-
-    from hardsphere.bench import bench_training
-    from hardsphere.files import write_json
-    from hardsphere.runtime import pick_device
-
-    overrides = {"batch": batch, "attack.steps": attack_steps} | ({"model": model} if model else {})
-    measured = bench_training(recipe, overrides, steps=steps, device=pick_device(device), heads=heads)
-    result = measured.to_dict() | {"command": command_line(without="--out")}
-    if out is not None:
-        write_json(out, result)
-    typer.echo(json.dumps({key: value for key, value in result.items() if key != "environment"}, indent=2))
-
+from hardsphere.cli.benching import bench_app as bench_app
 
 Budget = Annotated[
     str | None, typer.Option(help="Stop inside this time, such as 90s, 9m or 2h; the same call goes on.")
@@ -44,7 +16,9 @@ Budget = Annotated[
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="table2 to table12, ablation, steps, mechanism, ..., or all")],
+    table: Annotated[
+        str, typer.Argument(help="table2 to table12, ablation, steps, mechanism, ..., several with commas, or all")
+    ],
     scale: Annotated[str, typer.Option(help="smoke (digits, minutes on a CPU), small or full.")] = "smoke",
     budget: Budget = None,
     data: Annotated[Path | None, typer.Option(help="Where CIFAR-10 lies; smoke needs none.")] = None,
@@ -52,14 +26,29 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and outcomes; results/<scale> by default.")
     ] = None,
+    only: Annotated[str | None, typer.Option(help="Work on these rows alone, such as pgd,pgd-he.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(help="Fewer images for an attack or measurement, such as pgd-500=1000.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="One or several.")] = None,
     keep_weights: Annotated[bool, typer.Option(help="Keep the weights of the runs.")] = True,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at once while judging.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what there is to do, and do nothing.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Write the tables from what is recorded only.")] = False,
     device: Device = None,
 ) -> None:
     """Rebuild a table or figure of the paper, in both protocols, with the paper's numbers beside the measured ones."""
-    from hardsphere.progress import reporter
+    import sys
+
+    from hardsphere.progress import PlainEvaluation, reporter
+    from hardsphere.reproduce import outline
     from hardsphere.reproduce import reproduce as run
 
+    rows = [word.strip() for word in only.split(",")] if only else []
+    limits = _limits(limit or [])
+    if dry_run:
+        typer.echo("\n".join(outline(table, scale, out, only=rows, seeds=seed or (0,), limits=limits)))
+        return
     places = {name: place for name, place in (("cifar10", data), ("folder", folder)) if place is not None}
     with reporter() as watch:
         done = run(
@@ -68,17 +57,34 @@ def reproduce(
             budget,
             places,
             out,
+            only=rows,
             seeds=seed or (0,),
+            limits=limits,
+            render_only=render,
             keep_weights=keep_weights,
             device=device,
+            batch=batch,
             reporter=watch,
-            command=command_line(without="--budget"),
+            progress=None if sys.stderr.isatty() else PlainEvaluation(),  # on a terminal the bar is the reporter's
+            command="" if render else command_line(without="--budget"),
         )
     for file in done.files:
         typer.echo(file.read_text())
-    typer.echo(
-        f"Written: {', '.join(map(str, done.files))}" + ("" if done.complete else " (incomplete: call it again)")
-    )
+    missing = f" ({len(done.swept.missing)} measurements are missing: call it again)" if done.swept.missing else ""
+    typer.echo(f"Written: {', '.join(map(str, done.files))}{missing}")
+
+
+def _limits(words: list[str]) -> dict[str, int]:
+    """``["pgd-500=1000"]`` as a mapping."""
+    from hardsphere.errors import HardsphereError
+
+    limits = {}
+    for word in words:
+        name, _, count = word.partition("=")
+        if not count.isdecimal():
+            raise HardsphereError(f"The limit '{word}' must be a name and a number, such as pgd-500=1000.")
+        limits[name] = int(count)
+    return limits
 
 
 def sweep(

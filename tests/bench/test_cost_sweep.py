@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hardsphere.bench import costs
+from hardsphere.bench.chart import write_sweep
+from hardsphere.bench.costs import AXES, Axis, Point, Setting, Swept, axes_named, sweep_costs
+from hardsphere.bench.laws import fit
+from hardsphere.errors import HardsphereError
+
+CPU = torch.device("cpu")
+
+
+def made_up(setting: Setting, step_seconds: float, device: str = "a machine") -> Point:
+    rounds = (0.9 * step_seconds, step_seconds, 1.2 * step_seconds)
+    return Point(setting, step_seconds, rounds, 1.0, 1.0, 0.25, 1.0, None, device, "source")
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_fit_recovers_what_was_planted(power: int) -> None:
+    values = [1, 2, 5, 10, 20]
+    law = fit(values, [0.003 + 0.0007 * value**power for value in values], power)
+    assert law.fixed == pytest.approx(0.003)
+    assert law.growth == pytest.approx(0.0007)
+    assert law.departures == pytest.approx([0] * 5, abs=1e-9)
+    assert law.outside == {}
+    assert law.at(4) == pytest.approx(0.003 + 0.0007 * 4**power)
+
+
+def test_a_fit_tells_where_it_fails() -> None:
+    values = [1, 2, 3, 5, 7, 10, 15, 20]
+    times = [0.010 + 0.001 * value for value in values]
+    times[-1] *= 1.5
+    law = fit(values, times)
+    assert law.largest_departure[0] == 20
+    assert law.outside[20] > 0.1
+
+
+def test_a_law_of_one_point_is_none() -> None:
+    with pytest.raises(HardsphereError, match="two different values"):
+        fit([3, 3], [1.0, 1.0])
+
+
+def test_one_real_point() -> None:
+    point = costs.measure(Setting("cnn-2", 4, 1), 1e12, 0.001, CPU)
+    assert len(point.rounds_step_seconds) == 5
+    assert min(point.rounds_step_seconds) <= point.step_seconds <= max(point.rounds_step_seconds)
+    assert point.images_per_second == pytest.approx(4 / point.step_seconds)
+
+
+def test_the_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Setting] = []
+
+    def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.device) -> Point:
+        measured.append(setting)
+        return made_up(setting, 0.01 + 0.001 * setting.attack_steps, costs.hardware(device))
+
+    monkeypatch.setattr(costs, "measure", measure)
+    monkeypatch.setattr(costs, "gemm_rate", lambda device: 1e12)
+    clock = iter(float(second) for second in range(0, 10_000, 10))  # every look at the clock finds 10 s gone
+    monkeypatch.setattr(costs.time, "monotonic", lambda: next(clock))
+    axes = {
+        "k": Axis("attack steps K", "tiny", {k: Setting("cnn-2", 4, k) for k in (1, 2, 3)}),
+        "batch": Axis("batch", "tiny", {b: Setting("cnn-2", b, 2) for b in (4, 8)}),
+    }
+    first = sweep_costs(tmp_path, axes=axes, budget=45, device=CPU)
+    assert 1 <= len(measured) < 4
+    assert len(first.missing) == 4 - len(measured)  # K = 2 at batch 4 lies on both axes
+    with (tmp_path / "points.jsonl").open("a") as stream:
+        stream.write('{"setting": {"mod')  # killed while writing
+    second = sweep_costs(tmp_path, axes=axes, device=CPU)
+    assert second.missing == ()
+    assert len(measured) == len(set(measured)) == 4
+    assert list(second.points["k"]) == [1, 2, 3]
+    again = sweep_costs(tmp_path, axes=axes, device=CPU)
+    assert again == second
+    assert len(measured) == 4
+
+
+def test_points_of_another_machine_are_not_mixed_in(tmp_path: Path) -> None:
+    costs._append(tmp_path / "points.jsonl", made_up(Setting("cnn-2", 4, 1), 1.0))
+    with pytest.raises(HardsphereError, match="measured on a machine"):
+        sweep_costs(tmp_path, axes={}, device=CPU)
+
+
+def test_laws_figure_and_text(tmp_path: Path) -> None:
+    points = {
+        "k": {k: made_up(s, 0.002 + 0.001 * k) for k, s in AXES["k"].settings.items()},
+        "batch": {b: made_up(s, max(0.010, 1e-4 * b)) for b, s in AXES["batch"].settings.items()},
+        "width": {w: made_up(s, 0.020 + 0.0005 * w**2) for w, s in AXES["width"].settings.items()},
+    }
+    files = write_sweep(Swept(points, ()), AXES, tmp_path)
+    assert {file.name for file in files} == {"law.json", "sweep.md", "sweep.png"}
+    law = json.loads((tmp_path / "law.json").read_text())
+    assert law["k"]["growth"] == pytest.approx(0.001)
+    assert law["width"]["growth"] == pytest.approx(0.0005)
+    assert law["batch"]["outside"]
+    text = (tmp_path / "sweep.md").read_text()
+    assert "t = 2 + 1 x ms" in text
+    assert "t = 20 + 0.5 x² ms" in text
+    assert "departs from the law by more than 10% at" in text
+    assert (tmp_path / "sweep.png").stat().st_size < 200_000
+
+
+def test_too_few_points_make_no_law(tmp_path: Path) -> None:
+    assert write_sweep(Swept({"k": {}}, ("all",)), AXES, tmp_path) == []
+
+
+def test_an_unknown_axis() -> None:
+    assert list(axes_named(["width"])) == ["width"]
+    assert axes_named([]) == AXES
+    with pytest.raises(HardsphereError, match="Did you mean 'batch'"):
+        axes_named(["batches"])
