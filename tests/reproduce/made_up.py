@@ -33,11 +33,17 @@ class Workshop:
 
     clock: Clock
     epoch_seconds: float = 10.0
+    repeatable: bool = True  # whether training again gives the same weights
+    trainings: int = 0
     trained: list[tuple[str, int]] = field(default_factory=list)  # (recipe, epoch) in the order of the work
 
     def train(self, config: Config, path: Path, *, reporter: Any, **_: Any) -> Any:
         state = path / "checkpoints" / "state.json"
         epoch = json.loads(state.read_text()) if state.exists() else 0
+        if epoch == 0:
+            self.trainings += 1
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "weights.txt").write_text("same" if self.repeatable else f"training {self.trainings}")
         while epoch < config.epochs:
             for batch in range(2):
                 self.clock.now += self.epoch_seconds / 2
@@ -53,7 +59,8 @@ class Workshop:
 
     def load(self, path: Path) -> Any:
         assert (path / "checkpoints" / "state.json").exists(), "judged without weights"
-        return SimpleNamespace(selection="made up", recipe=path.name, model=None)
+        weights = f"{path.name} {(path / 'weights.txt').read_text()}"
+        return SimpleNamespace(selection="made up", recipe=path.name, model=weights)
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,19 @@ class Coin:
     name: str = "coin"
     takes: float = 5.0
     salt: int = 0
+    limit: int | None = None
+    measured: list[tuple[int, str]] = field(default_factory=list)  # (salt, weights) in the order of the work
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "coin", "salt": self.salt}
+        return {"kind": "coin", "salt": self.salt, "limit": self.limit}
 
     def measure(self, subject: Subject) -> Measured:
         self.clock.now += self.takes
+        self.measured.append((self.salt, subject.deployed.model))
         bits = np.random.default_rng(self.salt).random(100) < 0.5
-        facts = {"protocol": "honest", "data": "d", "ids": "0-99", "n": 100, "count": int(bits.sum())}
+        bits = bits[: self.limit]
+        facts: dict[str, Any] = {"protocol": "honest", "data": "d", "ids": "0-99", "n": 100, "count": int(bits.sum())}
+        facts["columns"] = {"robust": {"n": len(bits)}}
         return Measured(facts, {"clean": np.ones(100, np.bool_), "robust": bits})
 
 
@@ -81,4 +93,5 @@ def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     sweeping = import_module("hardsphere.reproduce.sweeping")  # the package's attribute of that name is the function
     monkeypatch.setattr(sweeping, "train", shop.train)
     monkeypatch.setattr(sweeping, "load", shop.load)
+    monkeypatch.setattr(sweeping, "model_digest", lambda model: model)
     return shop

@@ -51,6 +51,7 @@ def test_an_analysis_end_to_end(name: str, out: Path) -> None:
 def test_what_is_recorded_is_what_the_analysis_says(out: Path) -> None:
     done = made("gradients", out)
     group = ANALYSES["gradients"].group(SCALES["smoke"], 0, TINY)
+    assert group is not None
     facts = done.swept.records[group.id]["result"]
     deployed = load(out / "work" / group.runs[1].id)
     test = load_data("digits").test
@@ -75,9 +76,11 @@ def test_the_papers_table_7_stands_beside_ours(out: Path) -> None:
 @pytest.mark.parametrize("name", ANALYSES)
 def test_every_analysis_has_a_plan_at_every_scale(name: str, scale: str) -> None:
     entry, size = ANALYSES[name], SCALES[scale]
-    group = entry.group(size)
+    group, other = entry.group(size), entry.group(size, seed=1)
+    assert group is not None
+    assert other is not None
     plan = plan_of([entry], size, groups=[group])
     assert {run.id for run in group.runs} == {run.id for run in plan.runs}
-    assert group.id != entry.group(size, seed=1).id
+    assert group.id != other.id
     trained = {run.id for run in plan_of([TABLES["table2"]], size).runs}
     assert name == "table7" or {run.id for run in plan.runs} <= trained  # no training that Table 2 has not

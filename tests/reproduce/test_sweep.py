@@ -18,7 +18,8 @@ from hardsphere.recipes import recipe
 from hardsphere.reproduce.outcomes import read_outcomes
 from hardsphere.reproduce.plan import Group, Plan, Run, merge, record_id
 from hardsphere.reproduce.render import sweep_markdown
-from hardsphere.reproduce.sweeping import Store, sweep
+from hardsphere.reproduce.store import Store
+from hardsphere.reproduce.sweeping import sweep
 from hardsphere.train import load, train
 
 NAMES = ("digits/pgd", "digits/alp", "digits/trades")
@@ -129,7 +130,7 @@ def test_weights_can_be_dropped(shop: Workshop, tmp_path: Path) -> None:
     swept = sweep(small, tmp_path, clock=shop.clock, device="cpu")
     assert swept.complete
     left = sorted(file.name for file in (tmp_path / "work" / small.runs[0].id).rglob("*"))
-    assert left == ["metrics.jsonl"]  # and the configuration and environment of a real run
+    assert left == ["metrics.jsonl", "weights.txt"]  # and the configuration and environment of a real run
     assert sweep(small, tmp_path, clock=shop.clock, device="cpu").complete
     assert len(shop.trained) == 9
 
@@ -140,18 +141,15 @@ def look(subjects, folder, word):  # type: ignore[no-untyped-def]
     return {"n": len(subjects), "seen": [subject.deployed.recipe for subject in subjects.values()]}
 
 
-def grouped(shop: Workshop, monkeypatch: pytest.MonkeyPatch, **options: object) -> Plan:
+def grouped(shop: Workshop, **options: object) -> Plan:
     """Two of the three runs are looked at together; nothing is measured on the second alone."""
-    monkeypatch.setattr(import_module("hardsphere.reproduce.sweeping"), "model_digest", lambda model: "digest")
     single = plan(shop).runs
     bare = replace(single[1], measurements=())
     return merge("grouped", single[:1], groups=[Group("pair", (single[0], bare), look, {"word": "drawn"})], **options)  # type: ignore[arg-type]
 
 
-def test_a_group_is_looked_at_once_all_its_models_are_trained(
-    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = grouped(shop, monkeypatch)
+def test_a_group_is_looked_at_once_all_its_models_are_trained(shop: Workshop, tmp_path: Path) -> None:
+    pair = grouped(shop)
     first = sweep(pair, tmp_path, "50s", clock=shop.clock, device="cpu")
     assert first.missing == (("pair", "together"),)
     assert not (tmp_path / "figure.txt").exists()
@@ -169,10 +167,8 @@ def test_a_group_is_looked_at_once_all_its_models_are_trained(
     assert not (tmp_path / "figure.txt").exists()  # recorded, so not done again
 
 
-def test_weights_are_dropped_only_after_the_groups_have_seen_them(
-    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = grouped(shop, monkeypatch, keep_weights=False)
+def test_weights_are_dropped_only_after_the_groups_have_seen_them(shop: Workshop, tmp_path: Path) -> None:
+    pair = grouped(shop, keep_weights=False)
     assert sweep(pair, tmp_path, clock=shop.clock, device="cpu").complete
     assert not list(tmp_path.glob("work/*/checkpoints"))
     assert not list(tmp_path.glob("work/*/trained.json"))
@@ -290,7 +286,8 @@ def test_real_work_in_pieces_ends_where_it_ends_in_one_go(tmp_path: Path) -> Non
     small = {**TINY, "runs": ["digits/pgd-he"], "set": {**TINY["set"], "epochs": 3}, "measure": measured}
     whole = sweep(small, tmp_path / "whole", device="cpu")
     clock, calls, before = Ticking(), 0, -1
-    while not (pieces := sweep(small, tmp_path / "pieces", "14s", device="cpu", clock=clock, batch=8)).complete:
+    options = {"device": "cpu", "clock": clock, "batch": 8}
+    while not (pieces := sweep(small, tmp_path / "pieces", f"{14 + calls % 3}s", **options)).complete:
         calls += 1
         assert calls < 20
         before = max(before, len(pieces.records))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -19,11 +20,16 @@ from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.statistics import paired_difference
 from hardsphere.recipes import recipe
-from hardsphere.reproduce import ENTRIES, colour_digits, paper, reproduce, tables
-from hardsphere.reproduce.plan import record_id
-from hardsphere.reproduce.render import Builder, markdown, recipe_line, steps_figure
-from hardsphere.reproduce.sweeping import Store
-from hardsphere.reproduce.tables import HONEST, SCALES, TABLES, Column, Row, Table, plan_of, run_of
+from hardsphere.reproduce import ENTRIES, colour_digits, outline, paper, reproduce, tables
+from hardsphere.reproduce.building import Builder, recipe_line
+from hardsphere.reproduce.drawing import gains_figure, steps_figure
+from hardsphere.reproduce.outcomes import student
+from hardsphere.reproduce.plan import family_id, record_id
+from hardsphere.reproduce.render import markdown
+from hardsphere.reproduce.scales import MEASURES, SCALES, limited
+from hardsphere.reproduce.store import Store
+from hardsphere.reproduce.tables import HONEST, TABLES, Column, Row, Table, plan_of, run_of
+from hardsphere.threat import Ball
 
 GOLDEN = Path(__file__).parent / "golden.md"
 
@@ -82,7 +88,7 @@ def test_tables_share_what_they_have_in_common() -> None:
     small = SCALES["small"]
     two, ten, nine = (plan_of([TABLES[name]], small) for name in ("table2", "table10", "table9"))
     together = plan_of([TABLES["table2"], TABLES["table10"]], small)
-    assert len(together.items()) == len(two.items()) == len(ten.items())
+    assert len(together.items()) == len(two.items()) > len(ten.items())
     assert len(plan_of([TABLES["table2"], TABLES["table9"]], small).runs) == len(two.runs) + len(nine.runs) - 2
 
 
@@ -92,13 +98,65 @@ def test_scales_are_what_they_say() -> None:
     assert full == recipe("cifar10/pgd-he")
     small = run_of(TABLES["table2"], he, SCALES["small"]).config
     assert (small.model, small.epochs, small.schedule, small.ema.decay) == ("preactresnet18", 20, "onecycle", 0.999)
-    measured = TABLES["table2"].measurements(SCALES["small"])
-    suite = measured["paper"].suite  # type: ignore[attr-defined]
-    limits = {entry.name: entry.limit for entry in suite.entries}
-    assert limits["feature"] == limits["cw-l2"] == 200
-    assert limits["pgd-500"] is None
-    assert suite.name == "paper"  # fewer images, but the same attacks
+
+
+def test_table_2_at_the_small_scale_is_what_is_published() -> None:
+    """PGD-20/500, MIM-20, FGSM, DeepFool, FAB and C&W as margin-PGD-100 on all images; 200 for the two expensive."""
+    small, table = SCALES["small"], TABLES["table2"]
+    runs = plan_of([table], small).runs
+    assert [run.config.recipe for run in runs] == [
+        f"cifar10/{framework}{head}" for framework in ("pgd", "alp", "trades") for head in ("", "-he", "-mhe")
+    ]
+    assert all((run.config.model, run.config.seed) == ("preactresnet18", 0) for run in runs)
+    assert all(run.config.epochs >= 20 for run in runs)
+    own = Ball("linf", 8 / 255)
+    found = {}
+    for name, measurement in table.measurements(small).items():
+        for entry in measurement.suite.entries:  # type: ignore[attr-defined]
+            n = entry.limit or measurement.limit  # type: ignore[attr-defined]
+            found[entry.name] = (name, n, measurement.ball(own).eps, entry.view)  # type: ignore[attr-defined]
+            if "step_size" in entry.options and entry.attack in ("pgd", "mim"):
+                assert entry.options["step_size"].factor * 0.031 == pytest.approx(0.003)
+    paper_columns = ("pgd-20", "pgd-500", "mim-20", "fgsm", "deepfool", "cw-100", "fab-20")
+    assert all(found[name][1:] == (None, 0.031, "paper") for name in paper_columns)
+    assert all(found[name][1:] == (200, 0.031, "paper") for name in ("cw-l2", "feature"))
+    assert all(found[name][1:] == (None, 0.031, "deployed") for name in ("pgd-20-adaptive", "pgd-500-adaptive"))
+    standard = {name: rest for name, (measure, *rest) in found.items() if measure == "standard"}
+    assert standard == {name: [1000, 8 / 255, "deployed"] for name in ("apgd-ce", "apgd-t", "fab-t", "square")}
+    assert len(found) == 11 + 4
+    feature = table.measurements(small)["few-images"].suite.entries[1]  # type: ignore[attr-defined]
+    assert (feature.options["steps"], feature.options["restarts"]) == (50, 100)
+
+
+def test_table_3_at_the_small_scale_is_what_is_published() -> None:
+    small, table = SCALES["small"], TABLES["table3"]
+    assert [(run.config.recipe, run.config.epochs, run.config.model) for run in plan_of([table], small).runs] == [
+        (f"cifar10/{name}{head}", epochs, "preactresnet18")
+        for name, epochs in (("fast", 30), ("free", 10))
+        for head in ("", "-he", "-mhe")
+    ]
+    measured = table.measurements(small)
+    (pgd,) = measured["pgd-50-10"].suite.entries  # type: ignore[attr-defined]
+    assert (pgd.options["steps"], pgd.options["restarts"], pgd.view, pgd.limit) == (50, 10, "paper", 1000)
+    assert measured["pgd-50-10"].ball(Ball("linf", 8 / 255)).eps == 8 / 255  # type: ignore[attr-defined]
     assert measured["standard"].limit == 1000  # type: ignore[attr-defined]
+    assert [column.title for column in table.all_columns] == ["Epochs", "Clean", "PGD-50", "Minutes", "Standard"]
+
+
+def test_the_most_telling_is_measured_first_and_the_most_expensive_last() -> None:
+    for table in TABLES.values():
+        names = list(table.measurements(SCALES["small"]))
+        assert names[0] == "standard"
+        assert [name for name in MEASURES if name in names] == names
+    assert list(TABLES["table2"].measurements(SCALES["small"]))[-2:] == ["pgd-500-adaptive", "pgd-500"]
+
+
+def test_rows_can_be_picked() -> None:
+    small = SCALES["small"]
+    plan = plan_of([TABLES["table2"]], small, only=["pgd", "PGD-AT + HE"])
+    assert [run.name for run in plan.runs] == ["PGD-AT", "PGD-AT + HE"]
+    steps = plan_of([TABLES["steps"]], small, only=["pgd-he"])
+    assert len(steps.runs) == 7
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -128,22 +186,27 @@ def first(count: int, n: int = 100) -> np.ndarray:
     return np.arange(n) < count
 
 
-def made_up_store(out: Path) -> Store:
+def made_up_store(out: Path, table: Table = MADE_UP, seed: int = 0, more: int = 0) -> Store:
     """Records of PGD-AT and PGD-AT + HE; m-HE is still to come."""
     store, smoke = Store(out), SCALES["smoke"]
-    for row in MADE_UP.rows[:2]:
-        run = run_of(MADE_UP, row, smoke)
-        for name, measurement in MADE_UP.measurements(smoke).items():
+    for row in table.rows[:2]:
+        run = run_of(table, row, smoke, seed)
+        for name, measurement in table.measurements(smoke).items():
             columns = {"clean": first(80)}
-            columns |= {"robust": first(ROBUST[row.title])} if name == "standard" else {"pgd-20": first(PGD[row.title])}
+            if name == "standard":
+                columns["robust"] = first(ROBUST[row.title] + more)
+            else:
+                columns |= {"pgd-20": first(PGD[row.title]), "pgd-20-adaptive": first(ROBUST[row.title])}
             record: dict[str, Any] = {
                 "id": record_id(run.config, measurement),
+                "family": family_id(run.config, measurement),
                 "training": run.id,
+                "weights": f"weights {seed}",
                 "run": run.name,
                 "config": to_dict(run.config),
                 "measurement": {"name": name, **measurement.describe()},
                 "trained": {"epochs": 2, "best_epoch": 1, "selection": "by hand", "minutes": 12.5},
-                "result": {"data": "d1", "ids": "0-99", "n": 100, "model": "m1", "suite": "S", "ball": "linf 0.2"},
+                "result": {"data": "d1", "ids": "0-99", "n": 100, "suite": "S", "ball": "linf 0.2"},
                 "seconds": 90.0,
                 "outcomes": None,
                 "environment": {"device": "an abacus", "commit": "c1", "source": "s1", "torch": "2"},
@@ -161,7 +224,7 @@ def test_the_markdown_of_a_made_up_result(tmp_path: Path) -> None:
 def test_a_gain_that_vanishes_is_said_to_vanish(tmp_path: Path) -> None:
     built = Builder(MADE_UP, SCALES["smoke"], made_up_store(tmp_path)).build()
     assert not built["complete"]
-    assert built["missing"] == ["PGD-AT + m-HE"]
+    assert [row["title"] for row in built["rows"] if row["missing"]] == ["PGD-AT + m-HE"]
     pair = built["pairs"][0]
     titles = [column["title"] for column in built["columns"]]
     assert titles[-1] == HONEST.title
@@ -188,12 +251,73 @@ def test_the_honest_column_alone_decides(
     assert bool(built["conclusions"]) == (verdict != "gain shown")
 
 
-def test_columns_of_two_trainings_are_remarked_on(tmp_path: Path) -> None:
+def test_a_row_that_was_trained_again_says_so(tmp_path: Path) -> None:
     store = made_up_store(tmp_path)
-    key = next(iter(store.records))
-    store.records[key]["result"]["model"] = "another"
-    built = Builder(MADE_UP, SCALES["smoke"], store).build()
-    assert "PGD-AT: its columns come from 2 trainings of the same configuration." in built["remarks"]
+    for record in store.lines[:2]:
+        record["trained"]["instead_of"] = ["older weights"]
+    (remark,) = Builder(MADE_UP, SCALES["smoke"], store).build()["remarks"]
+    assert remark.startswith("PGD-AT: trained again")
+    assert "those of older weights stay on record" in remark
+
+
+def test_numbers_of_other_weights_do_not_stand_in_a_row(tmp_path: Path) -> None:
+    store = made_up_store(tmp_path)
+    newer = json.loads(json.dumps(store.lines[0]))
+    newer["weights"], newer["trained"]["minutes"] = "newer", 99.0
+    store.lines.append(newer)
+    row = Builder(MADE_UP, SCALES["smoke"], store).build()["rows"][0]
+    assert not row["missing"]
+    assert row["cells"][2]["value"] == 12.5  # minutes of the training that has all the numbers
+
+
+def test_seeds_have_a_mean(tmp_path: Path) -> None:
+    for seed, more in ((0, 0), (1, 2), (2, 4)):
+        made_up_store(tmp_path, seed=seed, more=more)
+    built = Builder(MADE_UP, SCALES["smoke"], Store(tmp_path)).build((0, 1, 2))
+    rows = {row["title"]: row for row in built["rows"]}
+    honest = rows["PGD-AT + HE, mean of 3 seeds"]["cells"][-1]
+    assert honest["value"] == pytest.approx(43)
+    single = [rows[f"PGD-AT + HE, seed {seed}"]["cells"][-1] for seed in (0, 1, 2)]
+    own = mean((cell["interval"][1] - cell["interval"][0]) / 2 for cell in single)
+    assert own > 4.3027 * 2 / 3**0.5  # so few images say less than three seeds do
+    assert honest["interval"] == pytest.approx([43 - own, 43 + own])
+    assert rows["PGD-AT, mean of 3 seeds"]["cells"][2] == {"value": 12.5, "interval": None, "n": None, "paper": None}
+    pairs = {pair["title"]: pair for pair in built["pairs"]}
+    mean_pair = pairs["PGD-AT + HE − PGD-AT, mean of 3 seeds"]
+    assert mean_pair["cells"][-1]["value"] == pytest.approx(1)
+    assert mean_pair["verdict"] == "not shown"  # the same in all three, but within what other images might say
+    assert "PGD-AT + m-HE − PGD-AT, mean of 3 seeds" not in pairs
+    text = markdown(built)
+    assert "| **PGD-AT + HE, mean of 3 seeds** |" in text
+    assert "Student's interval over the seeds" in text
+    for seed, more in ((0, 0), (1, 20), (2, 40)):
+        made_up_store(tmp_path / "apart", seed=seed, more=more)
+    apart = Builder(MADE_UP, SCALES["smoke"], Store(tmp_path / "apart")).build((0, 1, 2))
+    spread = next(row for row in apart["rows"] if row["title"] == "PGD-AT, mean of 3 seeds")["cells"][-1]
+    half = 4.3027 * 20 / 3**0.5
+    assert spread["interval"] == pytest.approx([60 - half, 100.0])
+
+
+def test_students_distribution() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in range(1, 60):
+        assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)
+
+
+def test_a_wide_table_is_summed_up_and_shown_attack_by_attack(tmp_path: Path) -> None:
+    wide = replace(MADE_UP, columns=(*MADE_UP.columns, tables._ADAPTIVE[0]), headline=("Clean", "PGD-20"))
+    built = Builder(wide, SCALES["smoke"], made_up_store(tmp_path, wide)).build()
+    text = markdown(built)
+    assert text.index("## In short") < text.index("## PGD-AT") < text.index("## How it was measured")
+    assert "| pair | Clean | PGD-20 | Standard | honest gain |" in text
+    assert "| PGD-20 | paper | 100 | 45.00 [35.6, 54.8] | 53.97 | 60.00 [50.2, 69.1] | 59.36 |" in text
+    assert "| PGD-20 | **+15.00 [+9.3, +23.3]** | +5.39 |" in text
+    assert "| PGD-20 with s, m | adaptive | 100 |" in text
+    assert "| honest gain | **not shown** |  |" in text
+    assert "- Not begun: PGD-AT + m-HE" in text
+    (axes,) = gains_figure(built).axes
+    assert axes.get_title().startswith("PGD-AT + HE − PGD-AT")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Standard", "PGD-20 with s, m", "PGD-20"]
 
 
 def test_the_figure_of_the_steps_shows_both_protocols() -> None:
@@ -229,31 +353,69 @@ def test_a_recipe_line_trains_the_same_configuration() -> None:
 TINY = {"epochs": 1, "model": "cnn-4", "batch": 256, "attack.steps": 1}
 
 
+FEW = dict.fromkeys((*MEASURES, "pgd-20-adaptive"), 6)
+
+
 def test_table_2_end_to_end(tmp_path: Path) -> None:
     """A tenth of the smoke scale: nothing to learn from the numbers, everything from their being there."""
-    options: dict[str, Any] = {"overrides": TINY, "limits": {"paper": 6, "standard": 6}, "device": "cpu"}
-    first_call = reproduce("table2", "smoke", "1s", out=tmp_path, **options)
-    assert not first_call.complete
+    rows = ("pgd", "pgd-he", "alp-mhe")
+    options: dict[str, Any] = {"only": rows, "overrides": TINY, "limits": FEW}
+    first_call = reproduce("table2", "smoke", "1s", out=tmp_path, device="cpu", **options)
+    assert not first_call.swept.complete
     assert "**Incomplete**" in first_call.files[0].read_text(encoding="utf-8")
-    done = reproduce("table2", "smoke", out=tmp_path, command="hardsphere reproduce table2", **options)
-    assert done.complete
+    done = reproduce("table2", "smoke", out=tmp_path, command="hardsphere reproduce table2", device="cpu", **options)
+    assert done.swept.complete
     assert done.swept.failed == {}
     (file,) = done.files
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# Table 2. White-box attacks on CIFAR-10, scale smoke")
-    assert "Incomplete" not in text
+    assert "- Not begun: PGD-AT + m-HE; ALP; ALP + HE; TRADES; TRADES + HE; TRADES + m-HE" in text
     assert "86.75" in text
     assert "- Overridden in every run: epochs=1 model=cnn-4 batch=256 attack.steps=1." in text
-    assert "hardsphere reproduce table2" in text
+    assert "- Command: `hardsphere reproduce table2`" in text
     built = json.loads((tmp_path / "table2.json").read_text(encoding="utf-8"))
     assert len(built["rows"]) == 9
-    assert all(cell is not None and cell["n"] == 6 for row in built["rows"] for cell in row["cells"])
-    assert {column["protocol"] for column in built["columns"]} == {"clean", "paper", "honest"}
-    assert len(built["pairs"]) == 6
-    assert len(list((tmp_path / "outcomes").glob("*.npz"))) == 18
-    again = reproduce("table10", "smoke", out=tmp_path, **options)  # needs nothing new
-    assert again.complete
-    assert len(list((tmp_path / "outcomes").glob("*.npz"))) == 18
+    whole = [row for row in built["rows"] if not row["missing"]]
+    assert [row["title"] for row in whole] == ["PGD-AT", "PGD-AT + HE", "ALP + m-HE"]
+    assert all([cell["n"] for cell in row["cells"]] == [24] + [6] * 12 for row in whole)  # clean ones cost nothing
+    assert {column["protocol"] for column in built["columns"]} == {"clean", "paper", "adaptive", "honest"}
+    assert len(list((tmp_path / "outcomes").glob("*.npz"))) == 3 * 6
+    outside = [one for one in tmp_path.rglob("*") if one.is_file() and "work" not in one.parts]
+    assert max(one.stat().st_size for one in outside) < 500_000  # what travels and is kept is small
+    shutil.rmtree(tmp_path / "work")
+    again = reproduce("table10", "smoke", out=tmp_path, device="cpu", **options)  # needs nothing new
+    assert again.swept.complete
+    assert len(list((tmp_path / "outcomes").glob("*.npz"))) == 3 * 6
+    file.unlink()
+    rendered = reproduce("all", "smoke", out=tmp_path, render_only=True, **options)
+    assert {one.stem for one in rendered.files} == {"table2", "table10", "ablation", "adaptive", "steps"}
+    assert file.read_text(encoding="utf-8") == text
+
+
+def test_some_rows_at_a_time(tmp_path: Path) -> None:
+    """Rows by recipe, fewer images for one attack, and what is planned before and after."""
+    options: dict[str, Any] = {"overrides": TINY, "limits": {**FEW, "pgd-500": 3}}
+    before = outline("table2,gradients", out=tmp_path, only=["pgd", "pgd-he"], **options)
+    assert before[0].endswith("to be trained")
+    assert before[-2] == "gradients of PGD-AT, PGD-AT + HE: 16 images, to do"
+    done = reproduce("table2,gradients", out=tmp_path, only=["pgd", "pgd-he"], device="cpu", **options)
+    table, analysis = done.tables
+    assert done.swept.complete
+    assert not table["complete"]
+    assert [row["title"] for row in table["rows"] if not row["missing"]] == ["PGD-AT", "PGD-AT + HE"]
+    assert analysis["complete"]
+    assert analysis["absent"] == ["PGD-AT + m-HE"]
+    assert "Without PGD-AT + m-HE." in done.files[1].read_text(encoding="utf-8")
+    counts = {column["title"]: column["n"] for column in table["columns"]}
+    assert (counts["PGD-500"], counts["PGD-20"]) == (3, 6)
+    after = outline("table2,gradients", out=tmp_path, only=["pgd", "pgd-he"], **options)
+    assert after[-1] == "To do: at most 0.0 M passes."
+    assert after[-2].endswith("recorded")
+    more = outline("table2", out=tmp_path, only=["pgd"], overrides=TINY, limits={**options["limits"], "pgd-500": 6})
+    assert any(line.endswith("to do") and "pgd-500 " in line for line in more)
+    shutil.rmtree(tmp_path / "work")
+    gone = outline("table2", out=tmp_path, only=["pgd"], overrides=TINY, limits={**options["limits"], "pgd-500": 6})
+    assert "to be trained again: something is missing on the weights" in gone[0]
 
 
 def test_corruptions_end_to_end(tmp_path: Path) -> None:
@@ -294,6 +456,9 @@ def test_colour_digits_are_the_digits(tmp_path: Path) -> None:
         ({"table": "table2", "scale": "small"}, "needs the data 'cifar10'"),
         ({"table": "table2", "budget": "soon"}, "such as 90s, 9m or 2h"),
         ({"table": "table2", "limits": {"pgd-21": 5}}, "no measurement or attack 'pgd-21'"),
+        ({"table": "table2", "limits": {"pgd-20": 0}}, "at least 1 image"),
+        ({"table": "table2", "only": ["pdg"]}, "There is no row 'pdg' here"),
+        ({"table": "table2,tabel3"}, "Unknown table 'tabel3'"),
         ({"table": "table2", "overrides": {"epoch": 1}}, "Unknown key 'epoch'"),
         ({"table": "table2", "scale": "small", "data_dir": "nowhere"}, "There is no folder nowhere"),
     ],
@@ -304,14 +469,18 @@ def test_a_mistake_is_one_sentence(words: dict[str, Any], sentence: str, tmp_pat
 
 
 def test_limits_reach_their_attacks() -> None:
-    from hardsphere.reproduce import _limited
-
-    size = _limited(SCALES["small"], {"standard": 50, "pgd-500": 20})
+    size = limited(SCALES["small"], {"standard": 50, "pgd-500": 20, "mechanism": 7}, ["mechanism"])
     measured = TABLES["table2"].measurements(size)
     assert measured["standard"].limit == 50  # type: ignore[attr-defined]
-    entries = {entry.name: entry.limit for entry in measured["paper"].suite.entries}  # type: ignore[attr-defined]
-    assert entries["pgd-500"] == 20
-    assert entries["feature"] == 200
+    entries = {
+        entry.name: entry.limit
+        for name in ("pgd-500", "few-images")
+        for entry in measured[name].suite.entries  # type: ignore[attr-defined]
+    }
+    assert entries == {"pgd-500": 20, "feature": 200, "cw-l2": 200}
+    group = ENTRIES["mechanism"].group(size)  # type: ignore[union-attr]
+    assert group is not None
+    assert group.options["images"] == 7
     assert replace(size, limits={}, entries={}) == replace(SCALES["small"], limits={}, entries={})
 
 

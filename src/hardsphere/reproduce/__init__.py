@@ -1,8 +1,9 @@
 """Rebuilding the paper: `reproduce` makes a table in both protocols, `sweep` runs anyone's own plan.
 
-`reproduce` plans the runs a table needs (`tables`), has them trained, judged and recorded inside a budget (`sweep`),
-and writes the table (`render`) with the paper's numbers (`paper`) beside the measured ones. What is recorded is not
-done again, so that a table grows from call to call, and tables share what they have in common.
+`reproduce` plans the runs a table needs (`tables`, at a scale of `scales`), has them trained, judged and recorded
+inside a budget (`sweeping`, `store`), puts the table together (`building`) with the paper's numbers (`paper`) beside
+the measured ones, and writes it (`render`, `drawing`). What is recorded is not done again, so that a table grows from
+call to call and from machine to machine, and tables share what they have in common.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ from hardsphere.errors import HardsphereError, nearest
 from hardsphere.evaluate import Progress
 from hardsphere.files import appearing, write_json, write_text
 from hardsphere.reproduce.analyses import ANALYSES as ANALYSES
-from hardsphere.reproduce.analyses import Analysis, save_figure
+from hardsphere.reproduce.analyses import Analysis
+from hardsphere.reproduce.building import Builder
+from hardsphere.reproduce.drawing import FIGURES, drawn
+from hardsphere.reproduce.outlining import outline as outline_plan
 from hardsphere.reproduce.plan import Plan as Plan
 from hardsphere.reproduce.plan import read_plan as read_plan
-from hardsphere.reproduce.render import FIGURES, Builder, markdown
+from hardsphere.reproduce.render import markdown
 from hardsphere.reproduce.render import sweep_markdown as sweep_markdown
-from hardsphere.reproduce.sweeping import Places, Store, Swept, place_of
+from hardsphere.reproduce.scales import SCALES as SCALES
+from hardsphere.reproduce.scales import Scale, limited, scale_named
+from hardsphere.reproduce.store import Store
+from hardsphere.reproduce.sweeping import Places, Swept, place_of, recorded
 from hardsphere.reproduce.sweeping import sweep as sweep
-from hardsphere.reproduce.tables import MEASURES, Scale, Table, plan_of, scale_named
-from hardsphere.reproduce.tables import SCALES as SCALES
 from hardsphere.reproduce.tables import TABLES as TABLES
+from hardsphere.reproduce.tables import Table, check_only, plan_of
 from hardsphere.train.loop import Reporter, Silence
 
 
@@ -59,9 +65,11 @@ def reproduce(
     data_dir: Places = None,
     out: Path | str | None = None,
     *,
+    only: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
     overrides: Mapping[str, Any] | None = None,
     limits: Mapping[str, int] | None = None,
+    render_only: bool = False,
     keep_weights: bool = True,
     work: Path | str | None = None,
     device: str | None = None,
@@ -73,59 +81,141 @@ def reproduce(
 ) -> Reproduced:
     """Rebuild a table of the paper, as far as the budget goes; the same call goes on.
 
+    Several processes may be given the same directory, and even the same call: each run is done by one of them.
+
     Args:
-        table: such as ``table2`` or ``gradients`` (see `ENTRIES`), or ``all``.
+        table: such as ``table2`` or ``gradients`` (see `ENTRIES`), several with commas between them, or ``all``.
         scale: ``smoke``, ``small`` or ``full``.
         budget: such as ``9m``; none goes to the end.
         data_dir: where CIFAR-10 lies (for table4 and table12 the image folder), or a mapping with ``cifar10`` and
             ``folder``; smoke needs none.
         out: for the table, the results and the per-sample outcomes; ``results/<scale>`` by default.
+        only: work on these rows alone, by recipe (``pgd-he``) or title; the table shows whatever is recorded.
         seeds: one row per seed.
         overrides: of every run, by dotted key.
-        limits: test images of a measurement or of a single attack, such as ``{"standard": 500, "pgd-500": 1000}``.
+        limits: test images of a single attack, a measurement or an analysis, such as
+            ``{"pgd-500": 1000, "standard": 500, "mechanism": 200}``.
+        render_only: write the tables from what is recorded, and do nothing else.
         keep_weights: false drops them once a run is judged; another table may then have to train it again.
         work, device, batch, reporter, progress, command, clock: as for `sweep`.
     """
-    size = _limited(scale_named(scale), limits or {})
-    wanted = list(ENTRIES.values()) if table == "all" else [entry_named(table)]
-    folder = Path(out) if out is not None else Path("results") / scale
-    workplace = Path(work) if work is not None else folder / "work"
-    tables, places, left_out = _with_data(wanted, size, data_dir, workplace)
-    for sentence in left_out:
-        (reporter or Silence()).say(sentence)
-    analyses = [one for one in tables if isinstance(one, Analysis)]
-    groups = [one.group(size, seed, overrides) for one in analyses for seed in seeds]
-    swept = sweep(
-        plan_of(tables, size, seeds, overrides, keep_weights, groups),
-        folder,
-        budget,
-        data_dir=places,
-        work=workplace,
-        device=device,
-        batch=batch,
-        reporter=reporter,
-        progress=progress,
-        command=command,
-        clock=clock,
-    )
-    store, files, built = Store(folder), [], []
+    asked = _Asked.of(table, scale, out, work, only, seeds, overrides, limits)
+    watch = reporter or Silence()
+    if render_only:
+        swept = recorded(asked.plan(), Store(asked.folder))
+        if table == "all":
+            asked = asked.keeping([one for one in asked.entries if _has_a_row(one, asked)])
+    else:
+        ready, places, left_out = _with_data(asked.entries, asked.scale, data_dir, asked.work)
+        for sentence in left_out:
+            watch.say(sentence)
+        asked = asked.keeping(ready)
+        swept = sweep(
+            asked.plan(keep_weights),
+            asked.folder,
+            budget,
+            data_dir=places,
+            work=asked.work,
+            device=device,
+            batch=batch,
+            reporter=watch,
+            progress=progress,
+            command=command,
+            clock=clock,
+        )
     remarks = [f"{name} failed: {reason}" for name, reason in swept.failed.items()]
     if overrides:
         remarks.append(f"Overridden in every run: {' '.join(f'{key}={value}' for key, value in overrides.items())}.")
-    for one in tables:
-        if isinstance(one, Analysis):
-            content = one.build(size, store, seeds, overrides, command, remarks)
-            text = one.markdown(content)
-        else:
-            content = Builder(one, size, store, overrides).build(seeds, command, remarks)
-            text = markdown(content)
-            if one.name in FIGURES:
-                save_figure(FIGURES[one.name](content), folder / f"{one.name}.png")
-        files.append(folder / f"{one.name}.md")
-        write_json(folder / f"{one.name}.json", content)
-        write_text(files[-1], text)
-        built.append(content)
-    return Reproduced(tuple(files), tuple(built), swept)
+    store = Store(asked.folder)
+    with store.locked():  # whoever writes last has seen the records of all
+        store.refresh()
+        built = [_write(one, asked, store, command, remarks) for one in asked.entries]
+    return Reproduced(tuple(asked.folder / f"{one.name}.md" for one in asked.entries), tuple(built), swept)
+
+
+def outline(
+    table: str,
+    scale: str = "smoke",
+    out: Path | str | None = None,
+    *,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    overrides: Mapping[str, Any] | None = None,
+    limits: Mapping[str, int] | None = None,
+    work: Path | str | None = None,
+) -> list[str]:
+    """What `reproduce` would do, line by line: every run and measurement, what is recorded, and a rough cost."""
+    asked = _Asked.of(table, scale, out, work, only, seeds, overrides, limits)
+    return outline_plan(asked.plan(), Store(asked.folder), asked.work)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a call asks for."""
+
+    entries: tuple[Table | Analysis, ...]
+    scale: Scale
+    folder: Path
+    work: Path
+    only: tuple[str, ...]
+    seeds: tuple[int, ...]
+    overrides: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        table: str,
+        scale: str,
+        out: Path | str | None,
+        work: Path | str | None,
+        only: Sequence[str],
+        seeds: Sequence[int],
+        overrides: Mapping[str, Any] | None,
+        limits: Mapping[str, int] | None,
+    ) -> _Asked:
+        size = limited(scale_named(scale), limits or {}, list(ANALYSES))
+        entries = tuple(ENTRIES.values()) if table == "all" else tuple(entry_named(one) for one in table.split(","))
+        check_only(entries, size, only)
+        folder = Path(out) if out is not None else Path("results") / scale
+        workplace = Path(work) if work is not None else folder / "work"
+        return cls(entries, size, folder, workplace, tuple(only), tuple(seeds), overrides or {})
+
+    def keeping(self, entries: Sequence[Table | Analysis]) -> _Asked:
+        return replace(self, entries=tuple(entries))
+
+    def plan(self, keep_weights: bool = True) -> Plan:
+        """The rows that are asked for, and the analyses that they allow."""
+        analyses = [one for one in self.entries if isinstance(one, Analysis)]
+        looks = [one.group(self.scale, seed, self.overrides, self.only) for one in analyses for seed in self.seeds]
+        groups = [group for group in looks if group is not None]
+        return plan_of(self.entries, self.scale, self.seeds, self.overrides, keep_weights, groups, self.only)
+
+
+def _has_a_row(entry: Table | Analysis, asked: _Asked) -> bool:
+    """Whether enough is recorded to be worth a page: a whole row of a table, or what an analysis saw."""
+    store = Store(asked.folder)
+    if isinstance(entry, Analysis):
+        return any(entry.recorded(asked.scale, store, seed, asked.overrides) for seed in asked.seeds)
+    runs = plan_of([entry], asked.scale, asked.seeds, asked.overrides).runs
+    return any(not store.unrecorded(run) for run in runs)
+
+
+def _write(
+    entry: Table | Analysis, asked: _Asked, store: Store, command: str, remarks: Sequence[str]
+) -> dict[str, Any]:
+    """Write a table or an analysis from what is recorded: Markdown, JSON and a figure."""
+    if isinstance(entry, Analysis):
+        content = entry.build(asked.scale, store, asked.seeds, asked.overrides, command, remarks, asked.only)
+        text = entry.markdown(content)
+    else:
+        content = Builder(entry, asked.scale, store, asked.overrides).build(asked.seeds, command, remarks)
+        figure, make = f"{entry.name}.png", FIGURES.get(entry.name)
+        shown = make is not None and drawn(lambda: make(content), asked.folder / figure)
+        content["figures"] = [figure] if shown else []
+        text = markdown(content)
+    write_json(asked.folder / f"{entry.name}.json", content)
+    write_text(asked.folder / f"{entry.name}.md", text)
+    return content
 
 
 ENTRIES: dict[str, Table | Analysis] = {**TABLES, **ANALYSES}
@@ -139,21 +229,6 @@ def entry_named(name: str) -> Table | Analysis:
             f"Unknown table '{name}': use all or one of {', '.join(ENTRIES)}.{nearest(name, ENTRIES)}"
         )
     return ENTRIES[name]
-
-
-def _limited(scale: Scale, limits: Mapping[str, int]) -> Scale:
-    """The scale with other numbers of images: for whole measurements, or for single attacks."""
-    entries = {name: n for name, n in limits.items() if name not in MEASURES}
-    known = {
-        entry.name
-        for make in MEASURES.values()
-        for entry in getattr(getattr(make(scale), "suite", None), "entries", ())
-    }
-    for name in entries:
-        if name not in known:
-            raise HardsphereError(f"There is no measurement or attack '{name}' to limit.")
-    whole = {name: n for name, n in limits.items() if name in MEASURES}
-    return replace(scale, limits={**scale.limits, **whole}, entries={**scale.entries, **entries})
 
 
 def _with_data(

@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from hardsphere import analysis
 from hardsphere.analysis import figures
+from hardsphere.config import to_dict
 from hardsphere.evaluate.targets import first_images
-from hardsphere.files import appearing
 from hardsphere.reproduce import paper
+from hardsphere.reproduce.building import Plain, commit_of, recipe_line
+from hardsphere.reproduce.drawing import drawn
 from hardsphere.reproduce.measures import Measurement, Subject
 from hardsphere.reproduce.plan import Group
-from hardsphere.reproduce.render import Plain, header, line, recipe_line
-from hardsphere.reproduce.sweeping import Store
-from hardsphere.reproduce.tables import Row, Scale, run_of
+from hardsphere.reproduce.render import header, line
+from hardsphere.reproduce.scales import Scale
+from hardsphere.reproduce.store import Record, Store
+from hardsphere.reproduce.tables import Row, is_among, run_of
 from hardsphere.threat import Ball
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA = "hardsphere.analysis/1"
 
@@ -68,10 +68,32 @@ class Analysis:
     def measurements(self, scale: Scale) -> dict[str, Measurement]:
         return {}
 
-    def group(self, scale: Scale, seed: int = 0, overrides: Mapping[str, Any] | None = None) -> Group:
-        runs = tuple(run_of(self, row, scale, seed, overrides) for row in self.rows_at(scale))
+    def group(
+        self, scale: Scale, seed: int = 0, overrides: Mapping[str, Any] | None = None, only: Sequence[str] = ()
+    ) -> Group | None:
+        """The models to look at together, perhaps only some of them; none if what is asked for makes no comparison."""
+        rows = [row for row in self.rows_at(scale) if is_among(row, only)]
+        if len(rows) < min(2, len(self.rows)):
+            return None
+        runs = tuple(run_of(self, row, scale, seed, overrides) for row in rows)
         name = f"{self.name}, seed {seed}" if seed else self.name
-        return Group(name, runs, self.look, {"images": self.images[scale.name], "seed": seed})
+        images = scale.limits.get(self.name, self.images[scale.name])
+        return Group(name, runs, self.look, {"images": images, "seed": seed})
+
+    def recorded(self, scale: Scale, store: Store, seed: int, overrides: Mapping[str, Any] | None) -> Record | None:
+        """What was seen in most of the models, on the images asked for if possible, the newest of equals."""
+        whole = self.group(scale, seed, overrides)
+        assert whole is not None
+        said, configs = whole.describe(), [to_dict(run.config) for run in whole.runs]
+        best, rank = None, (0, False)
+        for record in store.lines:
+            ours = record["measurement"]
+            if ours.get("function") != said["function"] or ours["options"]["seed"] != seed:
+                continue
+            if all(config in configs for config in record["configs"].values()):
+                worth = (len(record["configs"]), ours["options"] == said["options"])
+                best, rank = (record, worth) if worth >= rank else (best, rank)
+        return best
 
     def build(
         self,
@@ -81,26 +103,27 @@ class Analysis:
         overrides: Mapping[str, Any] | None = None,
         command: str = "",
         remarks: Sequence[str] = (),
+        only: Sequence[str] = (),
     ) -> Plain:
-        """What was recorded, in plain values."""
-        groups = [self.group(scale, seed, overrides) for seed in seeds]
-        records = [store.records.get(group.id) for group in groups]
+        """What was recorded, in plain values; complete if the models asked for are in it."""
+        found = {seed: self.recorded(scale, store, seed, overrides) for seed in seeds}
+        records = {seed: record for seed, record in found.items() if record is not None}
+        asked = {row.title for row in self.rows_at(scale) if is_among(row, only)}
+        seen = [{_plain_title(name) for name in record["configs"]} for record in records.values()]
+        absent = [row.title for row in self.rows_at(scale) if not all(row.title in titles for titles in seen)]
+        drawings = [figure_name(name, seed) for name in self.figures for seed in records]
         return {
             "schema": SCHEMA,
             "table": self.name,
             "title": self.title,
             "scale": scale.name,
             "about": scale.about,
-            "complete": None not in records,
-            "found": [
-                {"seed": seed, "facts": record["result"]}
-                for seed, record in zip(seeds, records, strict=True)
-                if record is not None
-            ],
-            "figures": [figure_name(name, seed) for name in self.figures for seed in seeds],
-            "runs": [
-                _provenance(record, name) for record in records if record is not None for name in record["configs"]
-            ],
+            "complete": len(records) == len(seeds) and all(asked <= titles for titles in seen),
+            "absent": absent if records else [],
+            "found": [{"seed": seed, "facts": record["result"]} for seed, record in records.items()],
+            "figures": [name for name in drawings if (store.out / name).exists()],
+            "balls": [_ball(config) for record in records.values() for config in record["configs"].values()],
+            "runs": [_provenance(record, name) for record in records.values() for name in record["configs"]],
             "remarks": [*([self.note] if self.note else []), *remarks],
             "command": command,
         }
@@ -109,7 +132,9 @@ class Analysis:
         """The same for people."""
         parts = [f"# {built['title']}, scale {built['scale']}", ""]
         if not built["complete"]:
-            parts += ["**Incomplete**: the models are not all trained yet; the same command goes on.", ""]
+            parts += ["**Incomplete**: not all models were looked at yet; the same command goes on.", ""]
+        if built["absent"]:
+            parts += [f"Without {', '.join(built['absent'])}.", ""]
         parts += [f"{built['about'][0].upper()}{built['about'][1:]}. 95 % intervals in brackets.", ""]
         for found in built["found"]:
             parts += [
@@ -117,17 +142,24 @@ class Analysis:
                 "",
                 *self.lines(found["facts"]),
             ]
-            parts += ["", *(f"![{name}]({figure_name(name, found['seed'])})" for name in self.figures), ""]
+            drawings = [name for name in self.figures if figure_name(name, found["seed"]) in built["figures"]]
+            parts += ["", *(f"![{name}]({figure_name(name, found['seed'])})" for name in drawings), ""]
         parts += [f"- {remark}" for remark in built["remarks"]]
+        parts += [f"- Attacks see the models as deployed, in {ball}." for ball in dict.fromkeys(built["balls"])]
         parts.append("- Robustness in both protocols is in the tables of these models: this page explains numbers.")
         for run in built["runs"]:
             parts.append(
                 f"- {run['title']}: `{run['recipe']}` seed {run['seed']}, best epoch {run['best_epoch']} of "
                 f"{run['epochs']}, {run['selection']}; {run['training_minutes']:.2f} min of training, "
                 f"{run['minutes']:.2f} min here, {run['hardware']}, torch {run['torch']}, commit {run['commit']}, "
-                f"model {run['model']}"
+                f"weights {run['model']}"
             )
-        return "\n".join([*parts, *([f"- Command: `{built['command']}`"] if built["command"] else [])]) + "\n"
+        commands = dict.fromkeys([built["command"], *(run["command"] for run in built["runs"])])
+        return "\n".join([*parts, *(f"- Command: `{command}`" for command in commands if command)]) + "\n"
+
+
+def _ball(config: Mapping[str, Any]) -> str:
+    return str(Ball(config["attack"]["norm"], config["attack"]["eps"]))
 
 
 def _provenance(record: Mapping[str, Any], name: str) -> Plain:
@@ -143,8 +175,9 @@ def _provenance(record: Mapping[str, Any], name: str) -> Plain:
         "minutes": record["seconds"] / 60,
         "hardware": machine["device"],
         "torch": machine["torch"],
-        "commit": machine["commit"] or machine["source"],
+        "commit": commit_of(record),
         "model": record["models"][name],
+        "command": record["command"],
     }
 
 
@@ -183,16 +216,6 @@ def figure_name(name: str, seed: int) -> str:
     return f"{name}-seed{seed}.png" if seed else f"{name}.png"
 
 
-def _draw(figure: Figure, folder: Path, name: str, seed: int) -> None:
-    save_figure(figure, folder / figure_name(name, seed))
-
-
-def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure as PNG."""
-    with appearing(file) as partial:
-        figure.savefig(partial, format="png", dpi=120)
-
-
 def _mean(summary: Facts, digits: int = 3) -> str:
     """A mean with its normal interval."""
     if summary["mean"] is None:
@@ -218,7 +241,7 @@ def look_normalised(subjects: Mapping[str, Subject], folder: Path, images: int, 
     scene = _scene(subjects, images)
     (model,) = scene.models.values()
     found = analysis.normalised_attack(model, *scene.images, scene.ball, seed=seed, ids=scene.ids)
-    _draw(figures.normalised_attack_figure(found), folder, "table7", seed)
+    drawn(lambda: figures.normalised_attack_figure(found), folder / figure_name("table7", seed))
     return found.to_dict()
 
 
@@ -250,7 +273,7 @@ def look_gradients(subjects: Mapping[str, Subject], folder: Path, images: int, s
         name: analysis.gradient_ratio(model, *scene.images, scene.ball, seed=seed, ids=scene.ids)
         for name, model in scene.models.items()
     }
-    _draw(figures.gradient_ratio_figure(found), folder, "gradients", seed)
+    drawn(lambda: figures.gradient_ratio_figure(found), folder / figure_name("gradients", seed))
     return {"n": len(scene.x), "models": {name: one.to_dict() for name, one in found.items()}}
 
 
@@ -280,10 +303,10 @@ def look_mechanism(subjects: Mapping[str, Subject], folder: Path, images: int, s
         weights[name] = analysis.gradient_weight(model, x, y, ball, seed=seed, ids=ids)
         x_adv = analysis.adversarial_examples(model, x, y, ball, seed=seed, ids=ids)
         geometry[name] = analysis.feature_geometry(model, x, y, x_adv.to(x.device), ids=ids)
-    _draw(figures.step_direction_figure(steps), folder, "mechanism-steps", seed)
-    _draw(figures.class_bias_figure(bias), folder, "mechanism-bias", seed)
-    _draw(figures.gradient_weight_figure(weights), folder, "mechanism-weights", seed)
-    _draw(figures.feature_geometry_figure(geometry), folder, "mechanism-geometry", seed)
+    drawn(lambda: figures.step_direction_figure(steps), folder / figure_name("mechanism-steps", seed))
+    drawn(lambda: figures.class_bias_figure(bias), folder / figure_name("mechanism-bias", seed))
+    drawn(lambda: figures.gradient_weight_figure(weights), folder / figure_name("mechanism-weights", seed))
+    drawn(lambda: figures.feature_geometry_figure(geometry), folder / figure_name("mechanism-geometry", seed))
     return {
         "n": len(scene.x),
         "steps": {name: one.to_dict() for name, one in steps.items()},
@@ -324,7 +347,7 @@ def look_transfer(subjects: Mapping[str, Subject], folder: Path, images: int, se
     """Craft on each model, ask all of them."""
     scene = _scene(subjects, images)
     found = analysis.transfer_matrix(scene.models, *scene.images, scene.ball, seed=seed, ids=scene.ids)
-    _draw(figures.transfer_figure(found), folder, "transfer", seed)
+    drawn(lambda: figures.transfer_figure(found), folder / figure_name("transfer", seed))
     return found.to_dict()
 
 
@@ -342,7 +365,7 @@ def look_perturbations(subjects: Mapping[str, Subject], folder: Path, images: in
     """What PGD adds to the images, model by model."""
     scene = _scene(subjects, images)
     found = analysis.perturbations(scene.models, *scene.images, scene.ball, ids=scene.ids)
-    _draw(figures.perturbation_figure(found), folder, "perturbations", seed)
+    drawn(lambda: figures.perturbation_figure(found), folder / figure_name("perturbations", seed))
     return found.to_dict()
 
 

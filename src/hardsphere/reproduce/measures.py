@@ -94,6 +94,7 @@ class Attacks:
             "kind": "suite",
             "suite": self.suite.id,
             "hash": self.suite.hash,
+            "content": replace(self.suite, entries=tuple(replace(one, limit=None) for one in self.suite.entries)).hash,
             "protocol": self.suite.protocol,
             "eps": self.eps,
             "limit": self.limit,
@@ -274,6 +275,7 @@ def _common(card: Mapping[str, Any]) -> dict[str, Any]:
         "model": card["model"]["digest"],
         "seed": card["seed"],
         "minutes": card["minutes"],
+        "crafting": card.get("about", {}).get("crafting"),
         "remarks": card["remarks"],
     }
 

@@ -47,7 +47,9 @@ from hardsphere.errors import HardsphereError
 from hardsphere.recipes import recipe as make
 from hardsphere.reproduce.measures import Measurement, check_keys, read_measurement
 
-FORMAT = 1
+FORMAT = 2
+HOW_MANY = ("limit", "hash")
+"""What a measurement says that depends on the number of images alone (a suite's hash covers its limits)."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,12 @@ def training_id(config: Config) -> str:
 def record_id(config: Config, measurement: Measurement) -> str:
     """12 hexadecimal digits that name a measurement of a training."""
     return _digest(["record", FORMAT, to_dict(config), measurement.describe()])
+
+
+def family_id(config: Config, measurement: Measurement) -> str:
+    """The same for a measurement on any number of images."""
+    said = {key: value for key, value in measurement.describe().items() if key not in HOW_MANY}
+    return _digest(["family", FORMAT, to_dict(config), said])
 
 
 def _digest(content: Any) -> str:

@@ -1,285 +1,197 @@
-"""From recorded results to a table: plain values first, Markdown from those, so that the two always say the same.
-
-Each measured number stands beside the paper's, with its interval and number of images; each pair of defences is
-compared image by image. Whether a gain is real is said by the honest column alone: if the interval of the paired
-difference there includes 0, the gain is "not shown", whatever the paper's protocol says.
-"""
+"""A built table, or a sweep, as Markdown."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from hardsphere.config import flatten, from_dict
-from hardsphere.recipes import recipe
-from hardsphere.reproduce import paper
-from hardsphere.reproduce.measures import Measurement
-from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy
-from hardsphere.reproduce.plan import record_id
-from hardsphere.reproduce.sweeping import Record, Store, Swept
-from hardsphere.reproduce.tables import HONEST, Column, Row, Scale, Table, run_of
+from hardsphere.reproduce.building import Plain
+from hardsphere.reproduce.store import Record
+from hardsphere.reproduce.sweeping import Swept
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SCHEMA = "hardsphere.table/1"
-VERDICTS = {1: "gain shown", 0: "not shown", -1: "loss shown"}
-
-Plain = dict[str, Any]
-
-
-class Builder:
-    """Puts one table together from what is recorded."""
-
-    def __init__(self, table: Table, scale: Scale, store: Store, overrides: Mapping[str, Any] | None = None) -> None:
-        self.table, self.scale, self.store, self.overrides = table, scale, store, overrides
-        self.measurements = table.measurements(scale)
-        self._outcomes: dict[str, dict[str, Bits]] = {}
-
-    def build(self, seeds: Sequence[int] = (0,), command: str = "", remarks: Sequence[str] = ()) -> Plain:
-        """The table in plain values; accuracies and the paper's numbers in percent."""
-        rows = self.table.rows_at(self.scale)
-        lines = [self._row(row, seed, len(seeds) > 1) for seed in seeds for row in rows]
-        pairs = [self._pair(row, seed, len(seeds) > 1) for seed in seeds for row in rows if row.against is not None]
-        runs = [self._provenance(row, seed) for seed in seeds for row in self._distinct(rows)]
-        missing = [line["title"] for line in lines if any(cell is None for cell in line["cells"])]
-        return {
-            "schema": SCHEMA,
-            "table": self.table.name,
-            "title": self.table.title,
-            "scale": self.scale.name,
-            "about": self.scale.about,
-            "complete": not missing,
-            "missing": missing,
-            "columns": [self._column(column, rows, seeds) for column in self.table.all_columns],
-            "rows": lines,
-            "pairs": pairs,
-            "conclusions": [sentence for pair in pairs if (sentence := self._conclusion(pair))],
-            "runs": [run for run in runs if run is not None],
-            "measurements": self._measured(rows, seeds),
-            "paper": paper.SETTING.get(self.table.name),
-            "remarks": [*remarks, *paper.REMARKS.get(self.table.name, ()), *self._remarks(rows, seeds)],
-            "command": command,
-        }
-
-    # -- what is recorded ---------------------------------------------------------------------------------------------
-
-    def record(self, row: Row, measure: str, seed: int) -> Record | None:
-        config = run_of(self.table, row, self.scale, seed, self.overrides).config
-        return self.store.records.get(record_id(config, self.measurements[measure]))
-
-    def _any_record(self, row: Row, seed: int) -> Record | None:
-        found = (self.record(row, measure, seed) for measure in self.measurements)
-        return next((one for one in found if one is not None), None)
-
-    def _bits(self, record: Record) -> dict[str, Bits]:
-        if record["id"] not in self._outcomes:
-            self._outcomes[record["id"]] = self.store.outcomes(record)
-        return self._outcomes[record["id"]]
-
-    def _row_named(self, title: str) -> Row:
-        return next(row for row in self.table.rows if row.title == title)
-
-    def _titles(self) -> list[str]:
-        return [column.title for column in self.table.all_columns]
-
-    def _distinct(self, rows: Sequence[Row]) -> list[Row]:
-        """One row per training: the severities of a defence share theirs."""
-        return [row for row in rows if row.severity in (None, 1)]
-
-    # -- numbers ------------------------------------------------------------------------------------------------------
-
-    def _row(self, row: Row, seed: int, several: bool) -> Plain:
-        cells = [self._cell(row, column, seed) for column in self.table.all_columns]
-        return {"title": _titled(row.title, seed, several), "seed": seed, "cells": cells}
-
-    def _cell(self, row: Row, column: Column, seed: int) -> Plain | None:
-        printed = self.table.values.get(row.title, {}).get(column.title)
-        if column.measure == "training":
-            record = self._any_record(row, seed)
-            value = None if record is None else float(record["trained"][column.cells[0]])
-            return None if value is None else {"value": value, "interval": None, "n": None, "paper": printed}
-        record = self.record(row, column.measure, seed)
-        if record is None:
-            return None
-        names = _cells(column, row, record)
-        if any(name not in self._bits(record) for name in names):
-            return None
-        return _percent(accuracy([self._bits(record)[name] for name in names])) | {"paper": printed}
-
-    def _pair(self, row: Row, seed: int, several: bool) -> Plain:
-        assert row.against is not None
-        other = self._row_named(row.against)
-        cells = [self._difference(row, other, column, seed) for column in self.table.all_columns]
-        honest = cells[self._titles().index(HONEST.title)]
-        return {
-            "title": _titled(f"{row.title} − {other.title}", seed, several),
-            "seed": seed,
-            "cells": cells,
-            "verdict": "not measured" if honest is None else VERDICTS[honest["sign"]],
-        }
-
-    def _difference(self, row: Row, other: Row, column: Column, seed: int) -> Plain | None:
-        if column.measure == "training":
-            return None
-        first, second = self.record(row, column.measure, seed), self.record(other, column.measure, seed)
-        if first is None or second is None:
-            return None
-        names = _cells(column, row, first)
-        if any(name not in self._bits(record) for name in names for record in (first, second)):
-            return None
-        found = self.store.compare(first, second, names)
-        values = self.table.values
-        mine, theirs = (values.get(one.title, {}).get(column.title) for one in (row, other))
-        printed = None if mine is None or theirs is None else round(mine - theirs, 2)
-        return _percent(found) | {"sign": found.sign, "paper": printed}
-
-    def _conclusion(self, pair: Plain) -> str | None:
-        """What became of gains that the paper's protocol shows and the honest one does not."""
-        honest = pair["cells"][self._titles().index(HONEST.title)]
-        gains = [
-            f"{column.title} {cell['value']:+.2f}"
-            for column, cell in zip(self.table.all_columns, pair["cells"], strict=True)
-            if cell is not None and cell["sign"] > 0 and self._protocol(column) == "paper"
-        ]
-        if honest is None or honest["sign"] > 0 or not gains:
-            return None
-        low, high = honest["interval"]
-        fate = "not shown" if honest["sign"] == 0 else "a loss"
-        return (
-            f"{pair['title']}: {', '.join(gains)}; under the honest protocol {honest['value']:+.2f} "
-            f"[{low:+.2f}, {high:+.2f}]: {fate}."
-        )
-
-    # -- where they come from -----------------------------------------------------------------------------------------
-
-    def _column(self, column: Column, rows: Sequence[Row], seeds: Sequence[int]) -> Plain:
-        cells = (self._cell(row, column, seed) for row in rows for seed in seeds)
-        n = next((cell["n"] for cell in cells if cell is not None), None)
-        return {"title": column.title, "protocol": self._protocol(column), "n": n, "note": column.note}
-
-    def _protocol(self, column: Column) -> str:
-        if column.measure == "training":
-            return "–"
-        if column.cells == ("clean",):
-            return "clean"
-        said = self.measurements[column.measure].describe()
-        return str(said.get("protocol", said["kind"]))
-
-    def _measured(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[Plain]:
-        """How each measurement was made, from the first record of it."""
-        found = []
-        for name, measurement in self.measurements.items():
-            records = (self.record(row, name, seed) for seed in seeds for row in rows)
-            record = next((one for one in records if one is not None), None)
-            found.append({"name": name, **_measurement(measurement, record)})
-        return found
-
-    def _provenance(self, row: Row, seed: int) -> Plain | None:
-        record = self._any_record(row, seed)
-        if record is None:
-            return None
-        records = [one for name in self.measurements if (one := self.record(row, name, seed)) is not None]
-        machine, trained = record["environment"], record["trained"]
-        return {
-            "title": row.title if row.severity is None else row.title.rpartition(",")[0],
-            "id": record["training"],
-            "recipe": recipe_line(record["config"]),
-            "seed": seed,
-            "epochs": trained["epochs"],
-            "best_epoch": trained["best_epoch"],
-            "selection": trained["selection"],
-            "training_minutes": trained["minutes"],
-            "judging_minutes": sum(one["seconds"] for one in records) / 60,
-            "models": sorted({one["result"]["model"] for one in records if "model" in one["result"]}),
-            "commits": sorted({one["environment"]["commit"] or one["environment"]["source"] for one in records}),
-            "hardware": machine["device"],
-            "torch": machine["torch"],
-            "outcomes": [one["outcomes"] for one in records],
-            "commands": list(dict.fromkeys(one["command"] for one in records if one["command"])),
-        }
-
-    def _remarks(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
-        """What the evaluations remarked, and what was other than it should be."""
-        found: dict[str, None] = {}
-        for seed in seeds:
-            for row in self._distinct(rows):
-                models = set()
-                for name in self.measurements:
-                    record = self.record(row, name, seed)
-                    if record is None:
-                        continue
-                    found |= dict.fromkeys(f"{name}: {text}" for text in record["result"].get("remarks", ()))
-                    models.add(record["result"].get("model"))
-                    if record["result"].get("frost_stand_in"):
-                        text = "mCA is the mean over the other 14 corruptions; the paper's is over all 15."
-                        found[f"{name}: {text}"] = None
-                if len(models) > 1:
-                    found[f"{row.title}: its columns come from {len(models)} trainings of the same configuration."] = (
-                        None
-                    )
-        return list(found)
-
-
-def _cells(column: Column, row: Row, record: Record) -> list[str]:
-    """The columns of outcomes behind a number; a mean over all corruptions leaves a stand-in frost out."""
-    names = [name.format(s=row.severity) for name in column.cells]
-    kinds = {name.rpartition("-")[0] for name in names}
-    if record["result"].get("frost_stand_in") and len(kinds) > 1:
-        names = [name for name in names if not name.startswith("frost-")]
-    return names
-
-
-def _percent(found: Estimate) -> Plain:
-    low, high = found.interval
-    return {"value": 100 * found.value, "interval": [100 * low, 100 * high], "n": found.n}
-
-
-def _titled(title: str, seed: int, several: bool) -> str:
-    return f"{title}, seed {seed}" if several else title
-
-
-def _measurement(measurement: Measurement, record: Record | None) -> Plain:
-    said = measurement.describe()
-    if record is None:
-        return said
-    keys = ("suite", "ball", "n", "data", "seed", "changes", "from", "protocol")
-    return said | {key: record["result"][key] for key in keys if key in record["result"]}
-
-
-def recipe_line(config: Mapping[str, Any]) -> str:
-    """``cifar10/pgd-he epochs=20 ...``: what `hardsphere train` is given to train this configuration."""
-    made = from_dict(config)
-    base, ours = flatten(recipe(made.recipe, {"source": made.source})), flatten(made)
-    changes = [f"{key}={_word(value)}" for key, value in ours.items() if base.get(key) != value]
-    return " ".join([made.recipe, *changes])
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_word, value))
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Markdown
-# ---------------------------------------------------------------------------------------------------------------------
+PROTOCOLS = {
+    "paper": "as the paper measured: through raw cosines (scale 1) where the head has them; the last iterate of one "
+    "restart, unless a note below says otherwise",
+    "adaptive": "the paper's adaptive attack: the same on the model as deployed, at its training scale",
+    "honest": "the worst case over AutoAttack's standard set, image by image, on the model as deployed",
+}
 
 
 def markdown(built: Plain) -> str:
     """A built table for people."""
-    head = [f"# {built['title']}, scale {built['scale']}", ""]
-    if not built["complete"]:
-        count = f"{len(built['missing'])} of {len(built['rows'])} rows lack something"
-        head += [f"**Incomplete**: {count}; the same command goes on.", ""]
+    head = [f"# {built['title']}, scale {built['scale']}", "", *_incomplete(built)]
     head += [f"{built['about'][0].upper()}{built['about'][1:]}. Accuracy in %, 95 % intervals in brackets.", ""]
-    if built["table"] in FIGURES:
-        head += [f"![{built['title']}]({built['table']}.png)", ""]
-    parts = [*head, *_results(built), *_pairs(built), *_notes(built), *_runs(built)]
-    return "\n".join(parts) + "\n"
+    said = dict.fromkeys(column["protocol"] for column in built["columns"])
+    head += [f"- *{name}*: {PROTOCOLS[name]}{_radius(built, name)}" for name in said if name in PROTOCOLS]
+    head += ["", *(line for name in built.get("figures", ()) for line in (f"![{built['title']}]({name})", ""))]
+    body = [*_in_short(built), *_families(built)] if built["headline"] else [*_results(built), *_pairs(built)]
+    return "\n".join([*head, *body, *_notes(built), *_runs(built)]) + "\n"
+
+
+def _radius(built: Plain, protocol: str) -> str:
+    """In which ball a protocol's attacks were, going by what is recorded."""
+    kind = "honest" if protocol == "honest" else "paper"
+    balls = dict.fromkeys(one["ball"] for one in built["measurements"] if "ball" in one and one["protocol"] == kind)
+    return f"; in {', '.join(balls)}" if balls else ""
+
+
+def _incomplete(built: Plain) -> list[str]:
+    """What is missing, row by row."""
+    lacking = [row for row in built["rows"] if row["missing"]]
+    if not lacking:
+        return []
+    begun = [row for row in lacking if any(cell is not None for cell in row["cells"])]
+    blank = [row["title"] for row in lacking if row not in begun]
+    count = f"{len(lacking)} of {sum(row['seed'] is not None for row in built['rows'])} rows lack something"
+    lines = [f"**Incomplete**: {count}; the same command goes on.", ""]
+    lines += [f"- {row['title']}: still to come, perhaps on more images: {', '.join(row['missing'])}" for row in begun]
+    lines += [f"- Not begun: {'; '.join(blank)}"] if blank else []
+    return [*lines, ""]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Few columns: a line per defence
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _results(built: Plain) -> list[str]:
+    columns = built["columns"]
+    lines = ["## Measured, and the paper's", ""]
+    lines += header(["defence", *(column["title"] for column in columns)])
+    lines += _protocol_lines(columns)
+    for row in built["rows"]:
+        cells = [_value(cell, column["n"]) for cell, column in zip(row["cells"], columns, strict=True)]
+        lines.append(line([f"**{row['title']}**", *cells]))
+        if any(cell is not None and cell["paper"] is not None for cell in row["cells"]):
+            lines.append(line(["the paper's", *(_printed(cell) for cell in row["cells"])]))
+    return [*lines, ""]
+
+
+def _protocol_lines(columns: Sequence[Plain]) -> list[str]:
+    counts = ("" if column["n"] is None else f"*{column['n']:,}*" for column in columns)
+    return [line(["*protocol*", *(f"*{column['protocol']}*" for column in columns)]), line(["*n*", *counts])]
+
+
+def _pairs(built: Plain) -> list[str]:
+    if not built["pairs"]:
+        return []
+    titles = [column["title"] for column in built["columns"]]
+    return ["## Differences, paired image by image", "", *_difference_lines(built, titles), *_conclusions(built)]
+
+
+def _difference_lines(built: Plain, titles: Sequence[str]) -> list[str]:
+    """A line for each pair, with the verdict, and one with the paper's difference."""
+    places = [index for index, column in enumerate(built["columns"]) if column["title"] in titles]
+    columns = [built["columns"][place] for place in places]
+    lines = header(["pair", *(column["title"] for column in columns), "honest gain"])
+    lines += [each.removesuffix("|") + "|  |" for each in _protocol_lines(columns)] if built["headline"] else []
+    for pair in built["pairs"]:
+        cells = [pair["cells"][place] for place in places]
+        shown = [_difference(cell, column["n"]) for cell, column in zip(cells, columns, strict=True)]
+        lines.append(line([f"**{pair['title']}**", *shown, f"**{pair['verdict']}**"]))
+        if any(cell is not None and cell["paper"] is not None for cell in cells):
+            lines.append(line(["the paper's", *(_printed(cell, "+") for cell in cells), ""]))
+    return [*lines, ""]
+
+
+def _conclusions(built: Plain) -> list[str]:
+    return [*(f"- {sentence}" for sentence in built["conclusions"]), *([""] if built["conclusions"] else [])]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many columns: what they come to first, then a block per family, a line per attack
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _in_short(built: Plain) -> list[str]:
+    if not any(cell is not None for pair in built["pairs"] for cell in pair["cells"]):
+        return []
+    lines = ["## In short", "", "Differences, paired image by image; bold where the interval excludes 0.", ""]
+    shown = {**built, "pairs": [pair for pair in built["pairs"] if any(cell is not None for cell in pair["cells"])]}
+    return [*lines, *_difference_lines(shown, built["headline"]), *_conclusions(built)]
+
+
+def _families(built: Plain) -> list[str]:
+    lines = []
+    for family in dict.fromkeys(row["family"] for row in built["rows"]):
+        rows = [row for row in built["rows"] if row["family"] == family and any(row["cells"])]
+        pairs = [pair for pair in built["pairs"] if pair["family"] == family and any(pair["cells"])]
+        if rows:
+            lines += [f"## {family}", "", *_measured_block(built, rows)]
+        if pairs:
+            lines += ["Paired image by image:", "", *_difference_block(built, pairs)]
+    return lines
+
+
+def _measured_block(built: Plain, rows: Sequence[Plain]) -> list[str]:
+    titles = [title for row in rows for title in (row["title"], "paper")]
+    lines = header(["attack", "protocol", "n", *titles])
+    for place, column in enumerate(built["columns"]):
+        cells = [row["cells"][place] for row in rows]
+        shown = [text for cell in cells for text in (_value(cell, column["n"]) or "–", _printed(cell))]
+        lines.append(line([_attack(column), column["protocol"], _count(column["n"]), *shown]))
+    return [*lines, ""]
+
+
+def _difference_block(built: Plain, pairs: Sequence[Plain]) -> list[str]:
+    lines = header(["attack", *(title for pair in pairs for title in (pair["title"], "paper"))])
+    for place, column in enumerate(built["columns"]):
+        cells = [pair["cells"][place] for pair in pairs]
+        shown = [text for cell in cells for text in (_difference(cell, column["n"]) or "–", _printed(cell, "+"))]
+        if any(cells):
+            lines.append(line([_attack(column), *shown]))
+    verdicts = [text for pair in pairs for text in (f"**{pair['verdict']}**", "")]
+    return [*lines, line(["honest gain", *verdicts]), ""]
+
+
+def _attack(column: Plain) -> str:
+    return f"**{column['title']}**" if column["protocol"] == "honest" else str(column["title"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where the numbers come from
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _notes(built: Plain) -> list[str]:
+    lines = ["## How it was measured", ""]
+    for one in built["measurements"]:
+        words = [f"`{one['name']}`", str(one.get("protocol", one["kind"])), str(one.get("suite", one["kind"]))]
+        words += [f"in {one['ball']}"] if "ball" in one else []
+        words += [one["from"]] if "from" in one else []
+        words += [f"{one['n']:,} test images"] if "n" in one else ["not measured yet"]
+        words += [f"seed {one['seed']}"] if "seed" in one else []
+        words += [f"data {one['data']}"] if "data" in one else []
+        words += [f"crafted: {one['crafting']}"] if one.get("crafting") else []
+        words += [f"changed: {'; '.join(one['changes'])}"] if one.get("changes") else []
+        lines.append(f"- {_escape(', '.join(words))}")
+    lines += [f"- {column['title']}: {column['note']}" for column in built["columns"] if column["note"]]
+    if built["paper"]:
+        lines.append(f"- The paper's numbers: {built['paper']}")
+    if any(row["seed"] is None for row in built["rows"]):
+        lines.append("- Means over seeds: Student's interval over the seeds, but no narrower than a single seed's.")
+    lines += [f"- {_escape(remark)}" for remark in built["remarks"]]
+    return [*lines, ""]
+
+
+def _runs(built: Plain) -> list[str]:
+    lines = ["## Runs", ""]
+    lines += header(["run", "seed", "best epoch", "training, min", "judging, min", "weights", "commit", "hardware"])
+    for run in built["runs"]:
+        best = f"{run['best_epoch']} of {run['epochs']}"
+        minutes = [f"{run[key]:.2f}" for key in ("training_minutes", "judging_minutes")]
+        where = f"{run['hardware']}, torch {run['torch']}"
+        commits = ", ".join(run["commits"])
+        lines.append(line([run["title"], str(run["seed"]), best, *minutes, run["weights"], commits, where]))
+    lines += ["", *(f"- {run['title']}: `{run['recipe']}`; {run['selection']}" for run in built["runs"])]
+    commands = list(dict.fromkeys([built["command"], *(one for run in built["runs"] for one in run["commands"])]))
+    lines += [f"- Command: `{command}`" for command in commands if command]
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A sweep of one's own
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def sweep_markdown(swept: Swept) -> str:
@@ -320,121 +232,36 @@ def _proportion(found: Plain | None) -> str:
     return f"{100 * found['accuracy']:.2f} [{low:.1f}, {high:.1f}]"
 
 
-def steps_figure(built: Plain) -> Figure:
-    """Fig. 2, left, in both protocols: accuracy by the number of attack steps in training."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    titles = [column["title"] for column in built["columns"]]
-    styles = {"PGD-20": "-", HONEST.title: "--"}
-    for colour, head in (("#0072B2", "PGD-AT"), ("#D55E00", "PGD-AT + HE")):
-        rows = [row for row in built["rows"] if row["title"].partition(",")[0] == head and row["seed"] == 0]
-        for column, style in styles.items():
-            found = [(_k(row["title"]), row["cells"][titles.index(column)]) for row in rows]
-            points = [(k, cell) for k, cell in found if cell is not None]
-            if not points:
-                continue
-            values = [cell["value"] for _, cell in points]
-            below = [max(cell["value"] - cell["interval"][0], 0.0) for _, cell in points]
-            above = [max(cell["interval"][1] - cell["value"], 0.0) for _, cell in points]
-            protocol = built["columns"][titles.index(column)]["protocol"]
-            label = f"{head}, {column} ({protocol})"
-            steps = [k for k, _ in points]
-            axes.errorbar(steps, values, [below, above], color=colour, linestyle=style, marker="o", label=label)
-    axes.set_xticks(sorted({_k(row["title"]) for row in built["rows"]}))
-    axes.set_xlabel("steps k of the attack in training")
-    axes.set_ylabel("accuracy in %")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
-    return figure
+# ---------------------------------------------------------------------------------------------------------------------
+# Cells
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-def _k(title: str) -> int:
-    return int(title.partition("k = ")[2].partition(",")[0])
-
-
-FIGURES: dict[str, Callable[[Plain], Figure]] = {"steps": steps_figure}
-"""The tables that the paper shows as a figure."""
-
-
-def _results(built: Plain) -> list[str]:
-    columns = built["columns"]
-    lines = ["## Measured, and the paper's", ""]
-    lines += header(["defence", *(column["title"] for column in columns)])
-    lines += [line(["*protocol*", *(f"*{column['protocol']}*" for column in columns)])]
-    lines += [line(["*n*", *("" if column["n"] is None else f"*{column['n']}*" for column in columns)])]
-    for row in built["rows"]:
-        lines.append(line([f"**{row['title']}**", *(_value(cell) for cell in row["cells"])]))
-        if any(cell is not None and cell["paper"] is not None for cell in row["cells"]):
-            lines.append(line(["the paper's", *(_printed(cell) for cell in row["cells"])]))
-    return [*lines, ""]
-
-
-def _pairs(built: Plain) -> list[str]:
-    if not built["pairs"]:
-        return []
-    columns = [column["title"] for column in built["columns"]]
-    lines = ["## Differences, paired image by image", ""]
-    lines += header(["pair", *columns, "honest gain"])
-    for pair in built["pairs"]:
-        cells = [_value(cell, "+") for cell in pair["cells"]]
-        lines.append(line([f"**{pair['title']}**", *cells, f"**{pair['verdict']}**"]))
-        if any(cell is not None and cell["paper"] is not None for cell in pair["cells"]):
-            lines.append(line(["the paper's", *(_printed(cell, "+") for cell in pair["cells"]), ""]))
-    lines.append("")
-    lines += [f"- {sentence}" for sentence in built["conclusions"]]
-    return [*lines, ""] if built["conclusions"] else lines
-
-
-def _notes(built: Plain) -> list[str]:
-    lines = ["## How it was measured", ""]
-    for one in built["measurements"]:
-        words = [f"`{one['name']}`", str(one.get("protocol", one["kind"])), str(one.get("suite", one["kind"]))]
-        words += [f"in {one['ball']}"] if "ball" in one else []
-        words += [one["from"]] if "from" in one else []
-        words += [f"n = {one['n']}"] if "n" in one else ["not measured yet"]
-        words += [f"seed {one['seed']}"] if "seed" in one else []
-        words += [f"data {one['data']}"] if "data" in one else []
-        words += [f"changed: {'; '.join(one['changes'])}"] if one.get("changes") else []
-        lines.append(f"- {_escape(', '.join(words))}")
-    lines += [f"- {column['title']}: {column['note']}" for column in built["columns"] if column["note"]]
-    if built["paper"]:
-        lines.append(f"- The paper's numbers: {built['paper']}")
-    lines += [f"- {_escape(remark)}" for remark in built["remarks"]]
-    return [*lines, ""]
-
-
-def _runs(built: Plain) -> list[str]:
-    lines = ["## Runs", ""]
-    lines += header(["run", "seed", "best epoch", "training, min", "judging, min", "model", "commit", "hardware"])
-    for run in built["runs"]:
-        best = f"{run['best_epoch']} of {run['epochs']}"
-        minutes = [f"{run[key]:.2f}" for key in ("training_minutes", "judging_minutes")]
-        models, commits = ", ".join(run["models"]), ", ".join(run["commits"])
-        where = f"{run['hardware']}, torch {run['torch']}"
-        lines.append(line([run["title"], str(run["seed"]), best, *minutes, models, commits, where]))
-    lines += ["", *(f"- {run['title']}: `{run['recipe']}`; {run['selection']}" for run in built["runs"])]
-    commands = list(dict.fromkeys([built["command"], *(one for run in built["runs"] for one in run["commands"])]))
-    lines += [f"- Command: `{command}`" for command in commands if command]
-    return lines
-
-
-def _value(cell: Plain | None, sign: str = "") -> str:
+def _value(cell: Plain | None, usual: int | None = None, sign: str = "") -> str:
+    """A number with its interval, and with its own number of images if that is not the column's."""
     if cell is None:
         return ""
     if cell["interval"] is None:
         return f"{cell['value']:{sign}.4g}"
     low, high = cell["interval"]
-    return f"{cell['value']:{sign}.2f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    own = f" (n = {cell['n']:,})" if cell["n"] not in (None, usual) else ""
+    return f"{cell['value']:{sign}.2f} [{low:{sign}.1f}, {high:{sign}.1f}]{own}"
+
+
+def _difference(cell: Plain | None, usual: int | None = None) -> str:
+    """Bold where its interval excludes 0."""
+    text = _value(cell, usual, "+")
+    return f"**{text}**" if cell is not None and cell.get("sign") else text
 
 
 def _printed(cell: Plain | None, sign: str = "") -> str:
     if cell is None or cell["paper"] is None:
         return ""
     return f"{cell['paper']:{sign}.4g}" if cell["interval"] is None else f"{cell['paper']:{sign}.2f}"
+
+
+def _count(n: int | None) -> str:
+    return "" if n is None else f"{n:,}"
 
 
 def header(cells: Sequence[str]) -> list[str]:

@@ -1,180 +1,25 @@
 """The paper's tables as plans: which runs at which scale, and which column comes from which measurement.
 
 Every table has the paper's columns, measured in the paper's protocol, and beside them the worst case over the standard
-suite on the model as deployed (the honest protocol): `HONEST` is appended to each of them. `smoke` runs on a CPU in
-minutes and shows that everything works; `small` is PreActResNet-18 with a short schedule; `full` is the paper's recipe.
+suite on the model as deployed (the honest protocol): `HONEST` is appended to each of them.
 
-A new table is one entry in `TABLES`; if it needs a new kind of measurement, that is one more in `MEASURES`. What looks
-at several trained models at once is an entry in `hardsphere.reproduce.analyses`.
+A new table is one entry in `TABLES`; if it needs a new kind of measurement, that is one more in `scales.MEASURES`. What
+looks at several trained models at once is an entry in `hardsphere.reproduce.analyses`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hardsphere.corruptions import CORRUPTIONS, SEVERITIES
 from hardsphere.errors import HardsphereError, nearest
-from hardsphere.evaluate import SUITES, Entry, OfEps, Suite
 from hardsphere.recipes import recipe
 from hardsphere.reproduce import paper
-from hardsphere.reproduce.measures import ROBUST, Attacks, Corruptions, Measurement, attacks
+from hardsphere.reproduce.measures import ROBUST, Measurement
 from hardsphere.reproduce.plan import Group, Plan, Run, merge
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Scales
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How large everything is.
-
-    Attributes:
-        name: ``smoke``, ``small`` or ``full``.
-        about: in words.
-        overrides: of every run, by data and framework.
-        limits: test images of a measurement; all of them where there is none.
-        entries: test images of single attacks.
-        options: other settings of attacks, where even one image would take too long.
-    """
-
-    name: str
-    about: str
-    overrides: Callable[[str, str], dict[str, Any]]
-    limits: Mapping[str, int | None]
-    entries: Mapping[str, int] = field(default_factory=dict)
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def limit(self, measurement: str) -> int | None:
-        return self.limits.get(measurement, self.limits.get("*"))
-
-
-def _smoke(data: str, framework: str) -> dict[str, Any]:
-    values: dict[str, Any] = {"epochs": 1 if framework == "free" else 2, "select.steps": 2, "select.limit": 50}
-    if framework in ("pgd", "alp", "trades"):
-        values |= {"attack.steps": 3, "attack.step_size": 0.1}
-    return values | ({"model": "cnn-8"} if data == "arrays" else {})
-
-
-def _small(data: str, framework: str) -> dict[str, Any]:
-    if data == "folder":
-        return {"epochs": 10, "schedule": "onecycle", "data.size": 64, "batch": 128}
-    if framework in ("fast", "free"):
-        return {}  # the paper's own recipe is PreActResNet-18 and short
-    return {"model": "preactresnet18", "epochs": 20, "schedule": "onecycle", "lr": 0.2, "ema.decay": 0.999}
-
-
-def _full(data: str, framework: str) -> dict[str, Any]:
-    return {}
-
-
-_SMOKE_OPTIONS: dict[str, dict[str, Any]] = {
-    "pgd-500": {"steps": 30},
-    "pgd-500-adaptive": {"steps": 30},
-    "pgd-50-10": {"steps": 10, "restarts": 2},
-    "deepfool": {"steps": 5},
-    "cw-100": {"steps": 10},
-    "cw-l2": {"steps": 10, "searches": 2},
-    "feature": {"steps": 3, "restarts": 2},
-    "fab-20": {"steps": 3},
-    "apgd-ce": {"steps": 10},
-    "apgd-t": {"steps": 5, "targets": 2},
-    "fab-t": {"steps": 3, "targets": 2},
-    "square": {"queries": 30},
-    "zoo": {"queries": 60},
-    "rays": {"queries": 60},
-    **{f"{attack}-{steps}": {"pairs": 4} for attack in ("spsa", "nes") for steps in (20, 50, 80)},
-}
-
-SCALES: dict[str, Scale] = {
-    "smoke": Scale(
-        "smoke",
-        "8 x 8 digits, a small CNN, two epochs, a few images and shortened attacks: that everything works, no result",
-        _smoke,
-        {"*": 24, "corruptions": 12},
-        options=_SMOKE_OPTIONS,
-    ),
-    "small": Scale(
-        "small",
-        "PreActResNet-18, 20 epochs of one cycle with averaged weights (FastAT and FreeAT: the paper's schedules)",
-        _small,
-        {"standard": 1000, "raw-standard": 1000, "pgd-50-10": 1000, "imagenet-pgd": 1000, "blackbox": 100}
-        | {"rays": 200, "corruptions": 1000},
-        entries={"cw-l2": 200, "feature": 200},
-    ),
-    "full": Scale("full", "the paper's recipe", _full, {"blackbox": 1000, "rays": 1000}),
-}
-
-
-def scale_named(name: str) -> Scale:
-    """One of the scales."""
-    if name not in SCALES:
-        raise HardsphereError(f"Unknown scale '{name}': use one of {', '.join(SCALES)}.{nearest(name, SCALES)}")
-    return SCALES[name]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Measurements
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _pgd(name: str, steps: int, *, restarts: int = 1, keep: str = "last") -> Entry:
-    """PGD through raw cosines at a quarter of the radius per step (2/255 at 8/255, 1/255 at 4/255)."""
-    options = {"steps": steps, "restarts": restarts, "step_size": OfEps(1 / 4), "loss": "cross_entropy", "keep": keep}
-    return Entry(name, "pgd", options, view="paper", cost=3.0 * steps * restarts)
-
-
-# fast_adversarial counts an image as broken in any restart, so here any iterate counts.
-_FAST = Suite("fast-adversarial", 1, "paper", (_pgd("pgd-50-10", 50, restarts=10, keep="any"),), cascade=False)
-_IMAGENET = Suite("imagenet-pgd", 1, "paper", (_pgd("pgd-10", 10), _pgd("pgd-50", 50)), cascade=False)
-_RAW = Suite(
-    "standard-raw-cosines",
-    1,
-    "paper",
-    tuple(replace(entry, view="paper") for entry in SUITES["standard"].entries),
-    caveat="AutoAttack's standard set on raw cosines, as the paper ran it.",
-)
-
-
-def _attacks(measure: str, suite: str | Suite, only: Sequence[str] | None = None) -> Callable[[Scale], Measurement]:
-    def make(scale: Scale) -> Attacks:
-        entries = (SUITES[suite] if isinstance(suite, str) else suite).entries
-        names = [entry.name for entry in entries if only is None or entry.name in only]
-        # The paper's radius, .031, says nothing on digits, which are trained and judged at .2.
-        eps = "run" if scale.name == "smoke" else None
-        return attacks(
-            suite,
-            name=measure,
-            only=only,
-            limits={name: scale.entries[name] for name in names if name in scale.entries},
-            options={name: scale.options[name] for name in names if name in scale.options},
-            eps=eps,
-            limit=scale.limit(measure),
-        )
-
-    return make
-
-
-_QUERIES = ("zoo", *(f"{attack}-{steps}" for attack in ("spsa", "nes") for steps in (20, 50, 80)))
-
-MEASURES: dict[str, Callable[[Scale], Measurement]] = {
-    "paper": _attacks("paper", "paper"),
-    "pgd-20": _attacks("pgd-20", "paper", ("pgd-20", "pgd-20-adaptive")),
-    "standard": _attacks("standard", "standard"),
-    "raw-standard": _attacks("raw-standard", _RAW),
-    "pgd-50-10": _attacks("pgd-50-10", _FAST),
-    "imagenet-pgd": _attacks("imagenet-pgd", _IMAGENET),
-    "blackbox": _attacks("blackbox", "blackbox", _QUERIES),
-    "rays": _attacks("rays", "blackbox", ("rays",)),
-    "corruptions": lambda scale: Corruptions(limit=scale.limit("corruptions")),
-}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tables
-# ---------------------------------------------------------------------------------------------------------------------
+from hardsphere.reproduce.scales import MEASURES, SCALES, Scale
 
 
 @dataclass(frozen=True)
@@ -207,16 +52,18 @@ class Column:
         measure: the measurement it comes from; ``training`` for what training itself says.
         cells: the columns of outcomes that it is the mean of; ``{s}`` is the row's severity.
         note: what a reader must know.
+        protocol: if other than the measurement's.
     """
 
     title: str
     measure: str
     cells: tuple[str, ...]
     note: str = ""
+    protocol: str = ""
 
 
 HONEST = Column("Standard", "standard", (ROBUST,), "the worst case over AutoAttack's standard set, as deployed")
-CLEAN = Column("Clean", "paper", ("clean",))
+CLEAN = Column("Clean", "pgd-20", ("clean",))
 
 
 @dataclass(frozen=True)
@@ -231,6 +78,7 @@ class Table:
         data: the data set at the scales small and full.
         values: the paper's numbers by row and column.
         smoke_data: the data set at the scale smoke.
+        headline: the columns that sum up a table too wide to be taken in at once.
     """
 
     name: str
@@ -240,6 +88,7 @@ class Table:
     values: Mapping[str, Mapping[str, float]]
     data: str = "cifar10"
     smoke_data: str = "digits"
+    headline: tuple[str, ...] = ()
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
@@ -252,9 +101,9 @@ class Table:
         return self.smoke_data if scale.name == "smoke" else self.data
 
     def measurements(self, scale: Scale) -> dict[str, Measurement]:
-        """By the name that columns know them by."""
-        names = dict.fromkeys(column.measure for column in self.all_columns if column.measure != "training")
-        return {name: MEASURES[name](scale) for name in names}
+        """By the name that columns know them by, in the order of the work."""
+        names = {column.measure for column in self.all_columns}
+        return {name: make(scale) for name, make in MEASURES.items() if name in names}
 
 
 class Item(Protocol):
@@ -288,12 +137,33 @@ def plan_of(
     overrides: Mapping[str, Any] | None = None,
     keep_weights: bool = True,
     groups: Sequence[Group] = (),
+    only: Sequence[str] = (),
 ) -> Plan:
-    """Everything that some tables need at a scale; what they share is done once."""
+    """Everything that some tables need at a scale, or the rows named by ``only``; what they share is done once."""
     runs = [
-        run_of(item, row, scale, seed, overrides) for item in items for seed in seeds for row in item.rows_at(scale)
+        run_of(item, row, scale, seed, overrides)
+        for item in items
+        for seed in seeds
+        for row in item.rows_at(scale)
+        if is_among(row, only)
     ]
     return merge(", ".join(item.name for item in items), runs, keep_weights, groups)
+
+
+def is_among(row: Row, only: Sequence[str]) -> bool:
+    """Whether a row is asked for, by its recipe (``pgd-he``) or its title (``PGD-AT + HE``); no names are all rows."""
+    return not only or any(word.lower() in (row.recipe, row.title.lower()) for word in only)
+
+
+def check_only(items: Sequence[Item], scale: Scale, only: Sequence[str]) -> None:
+    """Refuse a name that is no row of any of these tables."""
+    rows = [row for item in items for row in item.rows_at(scale)]
+    for word in only:
+        if not any(is_among(row, [word]) for row in rows):
+            known = dict.fromkeys(row.recipe for row in rows)
+            raise HardsphereError(
+                f"There is no row '{word}' here: use one of {', '.join(known)}, or a row's title.{nearest(word, known)}"
+            )
 
 
 _FRAMEWORKS = {"PGD-AT": "pgd", "ALP": "alp", "TRADES": "trades", "FastAT": "fast", "FreeAT": "free"}
@@ -313,24 +183,30 @@ _THREE, _PLAIN_HE, _ALL_HEADS = ("PGD-AT", "ALP", "TRADES"), ("", " + HE"), ("",
 
 _WHITE_BOX = (
     CLEAN,
-    *(
-        Column(title, "paper", (cell,), note)
-        for title, cell, note in (
-            ("PGD-20", "pgd-20", ""),
-            ("PGD-500", "pgd-500", ""),
-            ("MIM-20", "mim-20", ""),
-            ("FGSM", "fgsm", ""),
-            ("DeepFool", "deepfool", "the smallest perturbation, counted only inside the ball"),
-            ("C&W", "cw-100", "PGD-100 on the margin"),
-            ("C&W (legacy)", "cw-l2", "minimum l2, counted only inside the l-inf ball: measures that filter"),
-            ("Feature", "feature", "the paper gives no settings"),
-            ("FAB", "fab-20", "20 steps, counted only inside the ball"),
-        )
+    Column("PGD-20", "pgd-20", ("pgd-20",)),
+    Column("PGD-500", "pgd-500", ("pgd-500",)),
+    Column("MIM-20", "white-box", ("mim-20",)),
+    Column("FGSM", "white-box", ("fgsm",)),
+    Column("DeepFool", "white-box", ("deepfool",), "the smallest perturbation, counted only inside the ball"),
+    Column("C&W", "white-box", ("cw-100",), "PGD-100 on the margin"),
+    Column(
+        "C&W (legacy)",
+        "few-images",
+        ("cw-l2",),
+        "minimum l2, counted only inside the l-inf ball: measures that filter",
     ),
+    Column("Feature", "few-images", ("feature",), "50 steps, 100 targets; the paper gives no settings"),
+    Column("FAB", "white-box", ("fab-20",), "20 steps, counted only inside the ball"),
 )
-_ADAPTIVE = (
-    Column("PGD-20 with s, m", "paper", ("pgd-20-adaptive",), "the adaptive attack, at the training scale"),
-    Column("PGD-500 with s, m", "paper", ("pgd-500-adaptive",), "the adaptive attack, at the training scale"),
+_ADAPTIVE = tuple(
+    Column(
+        f"PGD-{steps} with s, m",
+        measure,
+        (f"pgd-{steps}-adaptive",),
+        "the paper's adaptive attack: on the model as deployed, at its training scale",
+        "adaptive",
+    )
+    for steps, measure in ((20, "pgd-20"), (500, "pgd-500-adaptive"))
 )
 
 _SHORT = ("Gauss", "Shot", "Impulse", "Defocus", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Bright", "Contra")
@@ -397,9 +273,9 @@ _ABLATION_ROWS = tuple(
     for title, variant in (("", ""), (" + FN", "-fn"), (" + WN", "-wn"), (" + FN + WN", "-fnwn"), (" + HE", "-he"))
 )
 _PGD_20 = (
-    Column("Clean", "pgd-20", ("clean",)),
+    CLEAN,
     Column("PGD-20", "pgd-20", ("pgd-20",)),
-    Column("PGD-20 with s, m", "pgd-20", ("pgd-20-adaptive",), "the adaptive attack, at the training scale"),
+    _ADAPTIVE[0],
 )
 
 _LIST = (
@@ -409,6 +285,7 @@ _LIST = (
         _grid(_THREE, _ALL_HEADS),
         (*_WHITE_BOX, *_ADAPTIVE),
         paper.TABLE_2_AND_10 | {row: {**paper.TABLE_2[row], **paper.ADAPTIVE.get(row, {})} for row in paper.TABLE_2},
+        headline=("Clean", "PGD-20", "PGD-20 with s, m"),
     ),
     Table(
         "table3",
@@ -441,6 +318,7 @@ _LIST = (
         (_MCA, *_CORRUPTION_MEANS[3:]),
         paper.TABLE_5,
         smoke_data="arrays",
+        headline=("mCA",),
     ),
     Table(
         "table6",
@@ -491,6 +369,7 @@ _LIST = (
         _grid(_THREE, _ALL_HEADS),
         tuple(column for column in _WHITE_BOX if column.title not in ("Feature", "FAB")),
         paper.TABLE_10,
+        headline=("Clean", "PGD-20"),
     ),
     Table(
         "table11",
