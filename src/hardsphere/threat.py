@@ -7,6 +7,8 @@ start, a steepest step U_p (eq. 7), a projection and a distance, and so know not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -18,6 +20,17 @@ NORMS = ("linf", "l2", "l1")
 
 # Ten suffice but where nearly all that the box allows is asked for; there the rest falls short by a rounding.
 _NEWTON_STEPS = 12
+_PIXELS_OF_A_KERNEL = 8192  # an image of one kernel must fit into the registers of one block
+
+
+@cache
+def _triton_is_here() -> bool:
+    return find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether `hardsphere.kernels` can work on a tensor."""
+    return x.is_cuda and _triton_is_here()
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
@@ -106,6 +119,10 @@ class Ball:
         there is no need to sort the pixels by when they stop.
         """
         self.require("The projection onto a hyperplane", "linf", "l2")
+        if x.dtype == torch.float32 and has_kernels(x) and x[0].numel() <= _PIXELS_OF_A_KERNEL:
+            from hardsphere.kernels import shortest
+
+            return shortest(x.flatten(1), normal.flatten(1), gain, self.norm == "linf", _NEWTON_STEPS).view(x.shape)
         exact = x.dtype if x.is_cuda else torch.float64  # a GPU is bound by memory here
         slope = (normal * per_sample(gain.sign(), normal)).flatten(1).to(exact)
         start, wanted = x.flatten(1).to(exact), gain.abs().to(exact)[:, None]

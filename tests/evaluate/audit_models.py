@@ -92,15 +92,13 @@ def not_a_number(x: Tensor, gradient: Tensor) -> Tensor:
     return gradient / 0 * 0
 
 
-def turned(x: Tensor, gradient: Tensor) -> Tensor:
-    """Downhill instead of uphill."""
-    return -gradient
+def right_above_bright_below(x: Tensor, gradient: Tensor) -> Tensor:
+    """Right in the upper half of the image; in the lower half always "brighter", wherever the attack starts.
 
-
-def upper_half(x: Tensor, gradient: Tensor) -> Tensor:
-    """Right in the upper half of the image, nothing in the lower one."""
+    A gradient of zero there would leave the random start in place, so that more starts were more noise.
+    """
     rows = torch.arange(x.shape[2], device=x.device)[:, None]
-    return torch.where(rows < x.shape[2] // 2, gradient, 0)
+    return torch.where(rows < x.shape[2] // 2, gradient, gradient.abs().amax(dim=(1, 2, 3), keepdim=True))
 
 
 def scrambled(x: Tensor, gradient: Tensor) -> Tensor:

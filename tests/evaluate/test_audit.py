@@ -5,21 +5,26 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
+from functools import cache
 
 import audit_models as toys
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
-from toys import Linear, images, labelled, radius_at
+from toys import Linear, labelled, radius_at
 
+from hardsphere.attacks.losses import margin
+from hardsphere.attacks.pgd import fgsm
 from hardsphere.data import load as load_data
 from hardsphere.data import to_float
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import Entry, evaluate
 from hardsphere.evaluate.audit import LIMIT, Audit, Finding, Kind, Severity, audit
 from hardsphere.evaluate.audit.probes import speaks_of_test
-from hardsphere.evaluate.audit.subject import Subject
+from hardsphere.evaluate.audit.scale import Trials, compare
+from hardsphere.evaluate.audit.subject import Subject, mean_gain
+from hardsphere.noise import Noise
 from hardsphere.recipes import recipe
 from hardsphere.report.audit import audit_markdown, render_audit
 from hardsphere.sphere import find_head, paper_view
@@ -48,11 +53,21 @@ def linear(digits):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two honestly trained robust networks: with hypersphere embedding and with a linear head."""
+    """Honestly trained robust networks by recipe, epochs and seed, each trained when it is first asked for."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("pgd-he", "pgd"):
-        train(recipe(f"digits/{name}", {"epochs": "7", "attack.steps": "5"}), folder / name)
-    return {name: load(folder / name) for name in ("pgd-he", "pgd")}
+
+    @cache
+    def deployed(name, epochs, seed):
+        run = folder / f"{name}-{epochs}-{seed}"
+        train(recipe(f"digits/{name}", {"epochs": str(epochs), "seed": str(seed), "attack.steps": "5"}), run)
+        return load(run)
+
+    return deployed
+
+
+def honest(*models):
+    """(recipe, epochs, seed, samples) for a test: seed 0 goes with the quick tests, the others with the slow ones."""
+    return [pytest.param(*model, marks=() if model[2] == 0 else pytest.mark.check) for model in models]
 
 
 # -- one defect each --------------------------------------------------------------------------------------------------
@@ -83,23 +98,29 @@ TOYS = [
     Toy("no graph", lambda m, x: toys.Detached(m), Kind.ZERO_GRADIENT, BLIND, Severity.INVALID),
     Toy("rounded logits", lambda m, x: toys.Rounded(m), Kind.ZERO_GRADIENT, BLIND, Severity.INVALID),
     Toy("leaves torch", lambda m, x: toys.Opaque(m), Kind.ZERO_GRADIENT, BLIND, Severity.INVALID),
-    Toy("constant", lambda m, x: toys.Constant(), Kind.ZERO_GRADIENT, BLIND, Severity.INVALID),
+    Toy(
+        "constant",
+        lambda m, x: toys.Constant(),
+        Kind.ZERO_GRADIENT,
+        frozenset({Kind.HUGE_EPS_HOLDS}),
+        Severity.INVALID,
+    ),
     Toy("saturated", lambda m, x: toys.Saturated(m), Kind.ZERO_GRADIENT, frozenset({Kind.CE_WEAKER_THAN_MARGIN})),
     Toy("NaN gradients", misleading(toys.not_a_number), Kind.NON_FINITE_GRADIENT, BLIND, Severity.INVALID),
+    Toy("flat logits", lambda m, x: toys.Scaled(m, factor=0.25), Kind.LOGIT_SCALE),
     Toy(
-        "flat logits",
+        "flatter logits",
         lambda m, x: toys.Scaled(m, factor=0.02),
         Kind.LOGIT_SCALE,
         frozenset({Kind.CE_WEAKER_THAN_MARGIN}),
     ),
     Toy("logits all but equal", lambda m, x: toys.Scaled(m, factor=1e-3), Kind.CE_WEAKER_THAN_MARGIN),
-    # Where the gradient says nothing, starts are noise, and more noise breaks more.
-    Toy("half a gradient", misleading(toys.upper_half), Kind.BLACK_BOX_STRONGER, frozenset({Kind.STILL_HELPING})),
+    Toy("half a gradient", misleading(toys.right_above_bright_below), Kind.BLACK_BOX_STRONGER),
     Toy(
         "half a gradient and a surrogate",
-        misleading(toys.upper_half),
+        misleading(toys.right_above_bright_below),
         Kind.TRANSFER_STRONGER,
-        frozenset({Kind.BLACK_BOX_STRONGER, Kind.STILL_HELPING}),
+        frozenset({Kind.BLACK_BOX_STRONGER}),  # what gradients hide, queries find as well
     ),
     Toy(
         "few starts lead up",
@@ -109,14 +130,8 @@ TOYS = [
     ),
     Toy("snaps back", lambda m, x: toys.Remembering(m, eps=BALL.eps, memory=x), Kind.HUGE_EPS_HOLDS),
     Toy("signs at random", misleading(toys.scrambled), Kind.NOISE_AS_STRONG, BLIND),
-    Toy("noise on the input", lambda m, x: toys.Noisy(m, sigma=0.05), Kind.RANDOMISED),
-    Toy(
-        "softmax",
-        lambda m, x: toys.Softmax(m),
-        Kind.PROBABILITIES,
-        frozenset({Kind.LOGIT_SCALE, Kind.CE_WEAKER_THAN_MARGIN}),
-        Severity.INVALID,
-    ),
+    Toy("noise on the input", lambda m, x: toys.Noisy(m, sigma=0.02), Kind.RANDOMISED),
+    Toy("softmax", lambda m, x: toys.Softmax(m), Kind.PROBABILITIES, severity=Severity.INVALID),
     Toy("dropout left on", lambda m, x: toys.WithDropout(m).train(), Kind.TRAIN_MODE, severity=Severity.INVALID),
     Toy("statistics left on", lambda m, x: toys.WithBatchNorm(m).train(), Kind.TRAIN_MODE, severity=Severity.INVALID),
     Toy("batch in the logits", lambda m, x: toys.BatchCoupled(m), Kind.BATCH_DEPENDENT, severity=Severity.INVALID),
@@ -191,26 +206,38 @@ def test_log_probabilities_are_logits(linear, samples):
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("pgd", 150), ("pgd-he", 150), pytest.param("pgd-he", 359, marks=pytest.mark.check)]
+    ("name", "epochs", "seed", "count"),
+    honest(
+        ("pgd", 5, 0, 150),
+        ("pgd-he", 5, 0, 150),
+        ("pgd", 8, 1, 359),
+        ("pgd-he", 8, 1, 359),
+        ("pgd", 5, 2, 359),
+    ),
 )
-def test_an_honestly_trained_robust_model_is_sound(name, count, trained, samples):
-    deployed, (x, y, ids) = trained[name], (values[:count] for values in samples)
+def test_an_honestly_trained_robust_model_is_sound(name, epochs, seed, count, trained, samples):
+    deployed, (x, y, ids) = trained(name, epochs, seed), (values[:count] for values in samples)
     found = audit(deployed.model, x, y, deployed.ball, ids=ids, selection=deployed.selection)
     assert (found.findings, found.verdict, found.n) == ([], "sound", min(count, LIMIT))
     broken = found.probes["white_box"]["margin"]
     assert 10 < broken < 90  # the probes had something to break and something to leave
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(359, marks=pytest.mark.check)])
-def test_raw_cosines_show_the_scale_finding_that_the_deployed_model_does_not(count, trained, samples):
-    deployed, (x, y, ids) = trained["pgd-he"], (values[:count] for values in samples)
+@pytest.mark.parametrize(
+    ("name", "epochs", "seed", "count"),
+    honest(("pgd-he", 5, 0, 100), ("pgd-he", 8, 1, 359)),
+)
+def test_raw_cosines_show_the_scale_finding_that_the_deployed_model_does_not(
+    name, epochs, seed, count, trained, samples
+):
+    deployed, (x, y, ids) = trained(name, epochs, seed), (values[:count] for values in samples)
     found = audit(paper_view(deployed.model), x, y, deployed.ball, ids=ids)
     assert Kind.LOGIT_SCALE in found.kinds
     assert found.kinds <= {Kind.LOGIT_SCALE, Kind.CE_WEAKER_THAN_MARGIN}
     (finding,) = (finding for finding in found.findings if finding.kind is Kind.LOGIT_SCALE)
     assert finding.evidence["factor"] == find_head(deployed.model).scale
-    assert min(finding.evidence["points"], finding.evidence["inside"]) > 1
-    assert finding.evidence["interval"][0] > 0
+    assert finding.evidence["broken"]["points"] > 1
+    assert finding.evidence["worn"]["interval"][0] > 0
 
 
 # -- with an evaluation -----------------------------------------------------------------------------------------------
@@ -372,13 +399,52 @@ def test_progress_names_every_probe_once(linear, samples):
 
 def test_the_mean_gain_is_the_paired_mean_and_its_interval():
     more, than = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]]).bool(), torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0]]).bool()
-    x = images(4)
-    gain = Subject(nn.Identity(), x, torch.zeros(4), torch.arange(4), 5, BALL, 0, 8).mean_gain(more, than, 0.9875)
+    gain = mean_gain(more, than, 5, 0.9875)
     difference = [1.0, 0.0, -0.5, 0.5, 0.0]  # the fifth sample is one that the model gets wrong
     mean = sum(difference) / 5
     error = (sum((one - mean) ** 2 for one in difference) / 5 / 5) ** 0.5
     assert gain.points == pytest.approx(100 * mean)
     assert gain.interval == pytest.approx((100 * (mean - 2.497705 * error), 100 * (mean + 2.497705 * error)), abs=1e-4)
+
+
+def test_a_sample_keeps_the_share_of_its_lead_that_an_attack_leaves(linear, samples):
+    x, y, ids = (part[:40] for part in samples)
+    right = linear(x).argmax(1) == y
+    x, y, ids = x[right], y[right], ids[right]
+    subject = Subject(linear, x, y, ids, len(x), BALL, 0, 16)
+    broken = subject.strike("fgsm", fgsm)
+    attacked = fgsm(linear, x, y, BALL, noise=Noise(0, ids)).x_adv
+    share = margin(linear(attacked), y) / margin(linear(x), y)
+    assert broken.any()
+    assert not broken.all()
+    assert torch.allclose(subject.kept["fgsm"], share.clamp(0, 1), atol=1e-5)
+    assert torch.equal(subject.kept["fgsm"] == 0, broken)
+
+
+@pytest.mark.parametrize(
+    ("factor", "gain", "wear", "gains", "is_finding"),
+    [
+        (15.0, 0.02, 0.1, True, True),
+        (15.0, 0.005, 0.1, False, False),  # too few more are broken
+        (1 / 15, 0.02, 0.0, False, False),  # nothing but those few speaks for it
+        (3.0, 0.02, 0.1, True, False),  # as much as honest training leaves
+        (1 / 3, 0.06, 0.1, True, True),
+    ],
+)
+def test_a_scale_is_found_if_it_breaks_more_and_the_margins_agree(factor, gain, wear, gains, is_finding):
+    count = 1000
+    noise = torch.rand(1, count, generator=torch.Generator().manual_seed(0)) * 0.1
+    deployed = Trials(torch.zeros(1, count, dtype=torch.bool), 0.3 + noise.flip(1))
+    other = Trials((torch.arange(count) < gain * count)[None], 0.3 + noise - wear)
+    (compared,) = compare({1.0: deployed, factor: other}, count)
+    assert (compared.gains, compared.is_finding) == (gains, is_finding)
+
+
+def test_samples_far_from_the_edge_say_nothing_about_a_scale():
+    broken = torch.zeros(1, 10, dtype=torch.bool)
+    kept = torch.linspace(0.5, 1, 10)[None]
+    (compared,) = compare({1.0: Trials(broken, kept), 15.0: Trials(broken, kept.flip(1))}, 10)
+    assert compared.worn.interval == (0, 0)
 
 
 def test_the_report_says_verdict_finding_evidence_and_remedy(linear, samples):

@@ -8,8 +8,6 @@ traced, its layers stay as they are.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -17,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from hardsphere.sphere import SphereHead
+from hardsphere.threat import has_kernels
 
 _RELU = (F.relu, torch.relu, torch.relu_, F.relu_)
 
@@ -44,7 +43,7 @@ class FrozenNorm(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and x.dtype == torch.bfloat16 and _triton_is_here():
+        if x.dtype == torch.bfloat16 and has_kernels(x):
             return cast(Tensor, _Fused.apply(x, self.scale, self.shift, self.relu))  # type: ignore[no-untyped-call]
         y = (x.float() * self.scale[:, None, None] + self.shift[:, None, None]).to(x.dtype)
         return F.relu(y) if self.relu else y
@@ -53,7 +52,7 @@ class FrozenNorm(nn.Module):
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> Tensor:
-        from hardsphere.evaluate import kernels
+        from hardsphere import kernels
 
         x = x.contiguous(memory_format=torch.channels_last)
         y = torch.empty_like(x)
@@ -64,18 +63,13 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        from hardsphere.evaluate import kernels
+        from hardsphere import kernels
 
         y, scale = context.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         back = torch.empty_like(gradient)
         kernels.affine_backward(gradient, y, scale, back, context.relu)
         return back, None, None, None
-
-
-@cache
-def _triton_is_here() -> bool:
-    return find_spec("triton") is not None
 
 
 def fuse_norms(network: nn.Module) -> nn.Module:

@@ -39,7 +39,7 @@ Found = tuple[Row, tuple[float, int, str, bytes] | None]
 """What came of one sample: its row, and its broken image if images are kept."""
 
 _SLOTS_PER_IMAGE = 2  # half precision needs half the room
-_SLOT_STEP = 32  # numbers of slots are multiples of this, for the sake of the tensor cores
+_SLOT_STEP = 8  # numbers of slots are multiples of this, so that few different ones occur
 
 
 @dataclass

@@ -22,9 +22,9 @@ from hardsphere.attacks.random import random_noise
 from hardsphere.attacks.square import square
 from hardsphere.attacks.transfer import transfer
 from hardsphere.evaluate.audit.findings import Finding, Kind, Severity
+from hardsphere.evaluate.audit.scale import logit_scale
 from hardsphere.evaluate.audit.subject import Gain, Subject, gain, in_parts
 from hardsphere.noise import Noise
-from hardsphere.sphere import ScaledView, find_head
 from hardsphere.threat import Ball
 
 STEPS = 20
@@ -33,8 +33,6 @@ LONGER = 5
 RESTARTS = 4
 QUERIES = 300
 DRAWS = 20
-RADII = (0.75, 1.0, 1.25)
-STARTS = 3
 
 POINT = 1.0
 UNSEEN = 2.0
@@ -208,54 +206,6 @@ def gradients(subject: Subject) -> Iterator[Finding]:
         parts += [f"throughout an attack of the evaluation for {stuck}"] if stuck else []
         seen = f"Gradients are exactly zero {' and '.join(parts)} of {count} images."
         yield found(Kind.ZERO_GRADIENT, seen, worst, **blind, stuck=stuck, of=count)
-
-
-def logit_scale(subject: Subject) -> Iterator[Finding]:
-    """Cross-entropy PGD on the logits times {1/s, 1/3, 1, 3, s}, every factor from the same random starts.
-
-    A trial is a start inside one of three balls. At one radius only the few samples near their boundary can tell two
-    attacks apart, too few of 100 images for an interval; a sample's share of broken trials tells more. A factor that
-    the first start speaks for gets two starts more, and all of them count. Four factors have four chances to look
-    better, so their intervals hold together with 95 %: each with 98.75 % (Bonferroni). Over all trials and inside the
-    audit's own ball the gain must exceed a point.
-    """
-    head = find_head(subject.model)
-    scale = head.scale if head is not None and head.scale > 3 else 15.0
-    factors = [1.0, 1 / scale, 1 / 3, 3.0, scale]
-    confidence = 1 - 0.05 / (len(factors) - 1)
-    hits = {factor: _trials(subject, factor, start=0) for factor in factors}
-    gains = {factor: subject.mean_gain(hits[factor], hits[1.0], confidence) for factor in factors[1:]}
-    worthy = [factor for factor in gains if gains[factor].points > 0]
-    for start in range(1, STARTS) if worthy else ():
-        for factor in (1.0, *worthy):
-            hits[factor] = torch.cat([hits[factor], _trials(subject, factor, start)])
-    gains |= {factor: subject.mean_gain(hits[factor], hits[1.0], confidence) for factor in worthy}
-    own = slice(RADII.index(1.0), None, len(RADII))
-    inside = {
-        factor: subject.mean_gain(hits[factor][own], hits[1.0][: len(hits[factor])][own]).points for factor in gains
-    }
-    subject.measured["logit_scale"] = {
-        f"x{factor:.3g}": {**gains[factor].to_dict(), "inside": inside[factor]} for factor in sorted(gains)
-    }
-    stronger = [factor for factor in worthy if gains[factor].over(POINT) and inside[factor] > POINT]
-    if stronger:
-        best = max(stronger, key=lambda factor: gains[factor].points)
-        seen = (
-            f"On the logits times {best:.3g}, PGD-{STEPS // 2} breaks {inside[best]:.1f} points more inside the ball; "
-            f"with the radii around it, {gains[best]} more (n = {subject.n})."
-        )
-        yield found(Kind.LOGIT_SCALE, seen, factor=best, n=subject.n, inside=inside[best], **gains[best].to_dict())
-
-
-def _trials(subject: Subject, factor: float, start: int) -> Tensor:
-    """What PGD through the scaled logits breaks, one row per radius. Its last iterate counts: where the loss led it."""
-    view = subject.model if factor == 1 else ScaledView(subject.model, factor)
-    rows = []
-    for radius in RADII:
-        ball = Ball(subject.ball.norm, radius * subject.ball.eps)
-        name, stream = f"scale x{factor:.3g}, {radius:g} eps, start {start}", f"scale, start {start}"
-        rows.append(subject.strike(name, pgd, through=view, ball=ball, stream=stream, steps=STEPS // 2, keep="last"))
-    return torch.stack(rows)
 
 
 def _steps(subject: Subject) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hardsphere.attacks.base import AttackResult, Stop
+from hardsphere.attacks.losses import margin
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
 from hardsphere.evaluate.ledger import Outcome
@@ -78,6 +79,7 @@ class Subject:
         x: the images it classifies correctly, y their labels, ids their ids.
         n: all samples at hand, those it gets wrong included; points are hundredths of this.
         broken: outcomes of the attacks so far, by name.
+        kept: the share of its clean margin that each attack left a sample, 0 if it broke it.
         measured: what the probes saw, for the report.
         notes: what was left out and why.
     """
@@ -93,6 +95,7 @@ class Subject:
     surrogate: nn.Module | None = None
     evaluated: Evaluated | None = None
     broken: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[str, Tensor] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -118,17 +121,24 @@ class Subject:
         ball = ball or self.ball
         rows = torch.arange(len(self.x), device=self.x.device) if rows is None else rows
         broken = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
+        kept = torch.ones(len(self.x), device=self.x.device)
 
         def work(part: slice) -> None:
             here = rows[part]
             x, y = self.x[here], self.y[here]
             noise = Noise(self.seed, self.ids[here]).fold("audit", stream or name)
             proposal = attack(through or self.model, x, y, ball, noise=noise, **options)
-            broken[here] = witness.confirm(self.model, x, y, proposal.x_adv, ball)[0]
+            broken[here], _, _, judged = witness.confirm(self.model, x, y, proposal.x_adv, ball)
+            kept[here] = self._share_kept(x, y, judged).masked_fill(broken[here], 0.0)
 
         self.batch = in_parts(len(rows), self.batch, work)
-        self.broken[name] = broken
+        self.broken[name], self.kept[name] = broken, kept
         return broken
+
+    def _share_kept(self, x: Tensor, y: Tensor, attacked: Tensor) -> Tensor:
+        """The lead of the right class after the attack, as a share of its lead on the clean image, in [0, 1]."""
+        before, after = (-margin(witness.answer(self.model, images), y) for images in (x, attacked))
+        return (after / before).nan_to_num(0.0, 0.0, 0.0).clamp(0, 1)
 
     def union(self, *names: str) -> Tensor:
         """The samples that any of these attacks broke."""
@@ -143,17 +153,6 @@ class Subject:
     def gain(self, more: Tensor, than: Tensor) -> Gain:
         """How much more of all samples the first mask holds than the second."""
         return gain(int((more & ~than).sum()), int((than & ~more).sum()), self.n)
-
-    def mean_gain(self, more: Tensor, than: Tensor, confidence: float = 0.95) -> Gain:
-        """The same for several trials of each, (trials, samples): each sample counts by its share of broken trials.
-
-        The interval is the usual one of a mean of paired differences, over samples, which are what was drawn.
-        """
-        difference = torch.zeros(self.n, dtype=torch.float64)
-        difference[: len(self.x)] = (more.double().mean(dim=0) - than.double().mean(dim=0)).cpu()
-        mean, error = float(difference.mean()), float(difference.std(correction=0)) / math.sqrt(self.n)
-        half = NormalDist().inv_cdf((1 + confidence) / 2) * error
-        return Gain(100 * mean, (100 * (mean - half), 100 * (mean + half)), confidence)
 
     def percent(self, broken: Tensor) -> float:
         """Broken samples in percent of all samples; those that the model gets wrong anyway do not count."""
@@ -182,6 +181,19 @@ def in_parts(count: int, size: int, work: Callable[[slice], None]) -> int:
 def gain(only_first: int, only_second: int, n: int) -> Gain:
     low, high = paired_difference(only_first, only_second, n)
     return Gain(100 * (only_first - only_second) / max(n, 1), (100 * low, 100 * high))
+
+
+def mean_gain(more: Tensor, than: Tensor, n: int, confidence: float = 0.95) -> Gain:
+    """How much larger the first of two measures is, (trials, samples), in hundredths per sample of all ``n``.
+
+    A sample counts by its mean over the trials; one that is missing, because the model gets it wrong anyway, by zero.
+    The interval is the usual one of a mean of paired differences, over samples, which are what was drawn.
+    """
+    difference = torch.zeros(n, dtype=torch.float64)
+    difference[: more.shape[1]] = (more.double().mean(dim=0) - than.double().mean(dim=0)).cpu()
+    mean, error = float(difference.mean()), float(difference.std(correction=0)) / math.sqrt(n)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * error
+    return Gain(100 * mean, (100 * (mean - half), 100 * (mean + half)), confidence)
 
 
 def reuse(evaluation: Evaluation, model: nn.Module, subject: Subject) -> Evaluated | None:

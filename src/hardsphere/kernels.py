@@ -1,7 +1,8 @@
-"""Triton kernels; imported only where there is a GPU, since Triton comes with torch's builds for one."""
+"""Triton kernels; imported only on a GPU, and only where Triton is: it comes with torch's builds for one."""
 
 from __future__ import annotations
 
+import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from torch import Tensor
@@ -34,6 +35,32 @@ def _affine_backward(gradient, y, scale, back, count, channels, RELU: tl.constex
     tl.store(back + place, value.to(tl.bfloat16), mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _shortest(x, normal, gain, way, pixels, LINF: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One image of `hardsphere.threat.Ball.shortest`, which explains it; all of it stays in registers."""
+    row = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    inside = place < pixels
+    here = row * pixels + place
+    wanted = tl.load(gain + row)
+    slope = tl.load(normal + here, mask=inside, other=0.0)
+    slope = tl.where(wanted < 0, -slope, slope)
+    wanted = tl.abs(wanted)
+    start = tl.load(x + here, mask=inside, other=0.0)
+    room = tl.maximum(tl.where(slope > 0, 1 - start, start), 0.0)
+    size = tl.abs(slope)
+    speed = tl.where(size >= 0, 1.0, 0.0) if LINF else size
+    time = tl.sum(size) * 0.0
+    for _ in range(STEPS):
+        part = tl.minimum(time * speed, room)
+        gained = tl.sum(size * part)
+        rate = tl.sum(tl.where(part < room, size * speed, 0.0))
+        later = time + tl.maximum(wanted - gained, 0.0) / tl.where(rate > 0, rate, 1.0)
+        time = tl.where(rate > 0, later, float("inf"))
+    moved = tl.where(size > 0, tl.minimum(time * tl.where(size > 0, speed, 1.0), room), 0.0)
+    tl.store(way + here, tl.where(slope < 0, -moved, moved), mask=inside)
+
+
 def affine(x: Tensor, scale: Tensor, shift: Tensor, y: Tensor, relu: bool) -> None:
     """Fill y; all images are bf16 with their channels last in memory."""
     _affine[(triton.cdiv(x.numel(), _BLOCK),)](x, scale, shift, y, x.numel(), x.shape[1], relu, _BLOCK)
@@ -42,3 +69,12 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor, y: Tensor, relu: bool) -> No
 def affine_backward(gradient: Tensor, y: Tensor, scale: Tensor, back: Tensor, relu: bool) -> None:
     """Fill back with the gradient by x."""
     _affine_backward[(triton.cdiv(y.numel(), _BLOCK),)](gradient, y, scale, back, y.numel(), y.shape[1], relu, _BLOCK)
+
+
+def shortest(x: Tensor, normal: Tensor, gain: Tensor, linf: bool, steps: int) -> Tensor:
+    """`hardsphere.threat.Ball.shortest` in one kernel; x and normal are float32 of shape (B, pixels)."""
+    x, normal, gain = x.contiguous(), normal.contiguous(), gain.contiguous()
+    way: Tensor = torch.empty_like(x)
+    pixels = x.shape[1]
+    _shortest[(len(x),)](x, normal, gain, way, pixels, linf, steps, triton.next_power_of_2(pixels), num_warps=8)
+    return way
