@@ -26,4 +26,7 @@ def test_same_outcomes_as_on_the_cpu(entry: Entry, norm: str) -> None:
     assert int(clear.sum()) >= 10
     for index in clear.nonzero().flatten().tolist():
         assert there.stop[index] == here.stop[index]
-        assert torch.allclose(there.x_adv[index].cpu(), here.x_adv[index], atol=1e-4)
+        # A pixel whose gradient is rounding goes either way, and momentum carries it on: hardly any, and not far.
+        apart = (there.x_adv[index].cpu() - here.x_adv[index]).abs()
+        assert float((apart > 1e-4).float().mean()) < 0.02
+        assert float(apart.max()) < 0.1 * case.ball.eps

@@ -6,6 +6,7 @@ few counters, and a run that was killed and resumed ends bit for bit where an un
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class Position:
     finished: str | None = None  # why the run ended
 
 
+# Held-out images at a time: as many numbers as 1,000 images of 32 x 32 have, which keep a GPU busy, fit anywhere.
+_JUDGED_AT_ONCE = 1000 * 3 * 32 * 32
+
+
 class Trainer:
     """One training run.
 
@@ -95,7 +100,7 @@ class Trainer:
         self.reporter: Reporter = reporter or Silence()
         self.save_every = save_every
         self.description = describe(config, data, data_dir)
-        self.train_source, self.validation = data.train, data.validation
+        self.train_source, self.validation, self.shape = data.train, data.validation, data.shape
         spec = config.data
         augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
         fused = Compiler(self.reporter.say) if fast else None
@@ -237,7 +242,7 @@ class Trainer:
             self._ball(),
             steps=select.steps,
             limit=select.limit,
-            batch=max(self.config.batch, 250),
+            batch=max(self.config.batch, min(1000, _JUDGED_AT_ONCE // math.prod(self.shape))),
             seed=self.config.seed,
             device=self.device,
         )
