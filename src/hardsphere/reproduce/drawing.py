@@ -58,7 +58,8 @@ def gains_figure(built: Plain) -> Figure:
     for axes in list(grid.flat)[len(pairs) :]:
         axes.set_visible(False)
     titles = [built["columns"][index]["title"] for index in reversed(shown)]
-    grid[0, 0].set_yticks(range(len(shown)), titles, fontsize=8)
+    for axes in grid[:, 0]:
+        axes.set_yticks(range(len(shown)), titles, fontsize=8)
     marks = [Line2D([], [], color=colour, marker="o", label=name) for name, colour in COLOURS.items()]
     marks.append(
         Line2D([], [], color="0.45", marker="D", markerfacecolor="none", linestyle="", label="the paper's own")

@@ -12,7 +12,10 @@ from hardsphere.reproduce.sweeping import Swept
 PROTOCOLS = {
     "paper": "as the paper measured: through raw cosines (scale 1) where the head has them; the last iterate of one "
     "restart, unless a note below says otherwise",
-    "adaptive": "the paper's adaptive attack: the same on the model as deployed, at its training scale",
+    "adaptive": (
+        "the paper's adaptive attack: the same on the model as deployed, at its training scale; on a head without s "
+        "and m that is the ordinary attack, whose number in the paper is repeated"
+    ),
     "honest": "the worst case over AutoAttack's standard set, image by image, on the model as deployed",
 }
 
