@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -285,6 +286,14 @@ def number(value: Any) -> float:
     if not math.isfinite(result):
         raise ValueError(value)
     return result
+
+
+def duration(text: str) -> float:
+    """``90s``, ``9m`` or ``2h`` in seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise HardsphereError(f"The budget is '{text}', but must be a time such as 90s, 9m or 2h.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def to_dict(config: Any) -> dict[str, Any]:

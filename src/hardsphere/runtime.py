@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,23 @@ def autocast(precision: str, device: torch.device) -> Any:
 
 
 @contextmanager
-def exact_float32() -> Iterator[None]:
-    """TF32 off: wherever an answer is counted, float32 means float32."""
+def _tf32(allowed: bool) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def exact_float32() -> AbstractContextManager[None]:
+    """TF32 off: wherever an answer is counted, float32 means float32."""
+    return _tf32(False)
+
+
+def tf32() -> AbstractContextManager[None]:
+    """TF32 on: float32 with a mantissa of ten bits, for what will be looked at again in `exact_float32`."""
+    return _tf32(True)
 
 
 @contextmanager
@@ -57,17 +66,6 @@ def without_kernel_search() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
-def tf32() -> Iterator[None]:
-    """TF32 on: float32 with a mantissa of ten bits, for what will be looked at again in `exact_float32`."""
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
 
 
 def choose_kernels(repeatable: bool) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import re
 import time
 from collections.abc import Callable
 
 import torch
-
-from hardsphere.errors import HardsphereError
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -19,14 +16,6 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     work()
     wait(device)
     return time.perf_counter() - started
-
-
-def as_seconds(budget: str) -> float:
-    """``90s``, ``9m`` or ``2h`` in seconds."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", budget)
-    if match is None or float(match[1]) == 0:
-        raise HardsphereError(f"The budget is '{budget}', but must be a time such as 90s, 9m or 2h.")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def wait(device: torch.device) -> None:

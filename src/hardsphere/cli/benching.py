@@ -129,11 +129,11 @@ def bench_sweep(
 ) -> None:
     """Measure what a training step costs by attack steps, batch and width, and fit a law to each."""
     from hardsphere.bench.chart import write_sweep
-    from hardsphere.bench.clock import as_seconds
     from hardsphere.bench.costs import axes_named, sweep_costs
+    from hardsphere.config import duration
     from hardsphere.runtime import pick_device
 
-    axes, limit = axes_named(axis or ()), as_seconds(budget) if budget else None
+    axes, limit = axes_named(axis or ()), duration(budget) if budget else None
     swept = sweep_costs(out, axes=axes, budget=limit, device=pick_device(device), say=typer.echo)
     files = write_sweep(swept, axes, out)
     for file in files:

@@ -34,7 +34,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ from typing import Any
 
 import yaml
 
-from hardsphere.config import Config, to_dict
+from hardsphere.config import Config, duration, to_dict
 from hardsphere.errors import HardsphereError
 from hardsphere.recipes import recipe as make
 from hardsphere.reproduce.measures import Measurement, check_keys, read_measurement
@@ -243,7 +242,4 @@ def seconds(budget: str | float | None) -> float | None:
         if budget is not None and not budget > 0:
             raise HardsphereError(f"The budget is {budget}, but must be above 0.")
         return budget
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", budget)
-    if match is None or float(match[1]) == 0:
-        raise HardsphereError(f"The budget is '{budget}', but must be a time such as 90s, 9m or 2h.")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+    return duration(budget)
