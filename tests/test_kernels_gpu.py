@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hardsphere.evaluate.norms import FrozenNorm
+from hardsphere.evaluate.norms import FrozenNorm, SumAndNorm
 from hardsphere.threat import Ball, has_kernels
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +32,24 @@ def test_norm_and_relu_are_one_kernel(shape: tuple[int, ...], relu: bool) -> Non
     for here, there in zip(*found, strict=True):
         assert torch.allclose(here, there, rtol=2**-7, atol=2**-7)
     assert bool((found[1][0] == 0).any()) == relu
+
+
+@pytest.mark.parametrize("sum_is_used", [True, False])
+def test_a_sum_and_its_norm_are_one_kernel(sum_is_used: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    norm = nn.BatchNorm2d(32).eval().requires_grad_(False)
+    norm.running_mean.copy_(torch.randn(32, generator=generator))
+    x, other, weight = (torch.randn(9, 32, 6, 6, generator=generator).bfloat16() for _ in range(3))
+    found = []
+    for device in ("cpu", "cuda"):
+        layer = SumAndNorm(FrozenNorm(norm, relu=True)).to(device)
+        branches = [branch.to(device).requires_grad_() for branch in (x, other)]
+        total, y = layer(*branches)
+        value = (y * weight.to(device)).float().sum() + (total.float().sin().sum() if sum_is_used else 0)
+        gradients = torch.autograd.grad(value, branches)
+        found.append([part.detach().cpu().float() for part in (total, y, *gradients)])
+    for here, there in zip(*found, strict=True):
+        assert torch.allclose(here, there, rtol=2**-7, atol=2**-6)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -11,12 +11,19 @@ _BLOCK = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _affine(x, scale, shift, y, count, channels, RELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """y = scale x + shift, at least zero if asked: float32 arithmetic between bf16 images, channels last in memory."""
+def _affine(x, other, total, scale, shift, y, count, channels, ADD: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip  # noqa: E501
+    """y = scale x + shift, at least zero if asked: float32 arithmetic between bf16 images, channels last in memory.
+
+    If asked, x is first made the sum of two images, which is kept in ``total``.
+    """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     channel = place % channels
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value = (value + tl.load(other + place, mask=inside, other=0.0).to(tl.float32)).to(tl.bfloat16)
+        tl.store(total + place, value, mask=inside)
+        value = value.to(tl.float32)
     value = value * tl.load(scale + channel) + tl.load(shift + channel)
     if RELU:
         value = tl.maximum(value, 0.0)
@@ -24,14 +31,16 @@ def _affine(x, scale, shift, y, count, channels, RELU: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _affine_backward(gradient, y, scale, back, count, channels, RELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The gradient by x: scale times that by y, where y was not clipped."""
+def _affine_backward(gradient, y, scale, other, back, count, channels, ADD: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip  # noqa: E501
+    """The gradient by x: scale times that by y, where y was not clipped; if asked, ``other`` is added to it."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     channel = place % channels
     value = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * tl.load(scale + channel)
     if RELU:
         value = tl.where(tl.load(y + place, mask=inside, other=0.0).to(tl.float32) > 0, value, 0.0)
+    if ADD:
+        value = value + tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(back + place, value.to(tl.bfloat16), mask=inside)
 
 
@@ -61,14 +70,27 @@ def _shortest(x, normal, gain, way, pixels, LINF: tl.constexpr, STEPS: tl.conste
     tl.store(way + here, tl.where(slope < 0, -moved, moved), mask=inside)
 
 
-def affine(x: Tensor, scale: Tensor, shift: Tensor, y: Tensor, relu: bool) -> None:
-    """Fill y; all images are bf16 with their channels last in memory."""
-    _affine[(triton.cdiv(x.numel(), _BLOCK),)](x, scale, shift, y, x.numel(), x.shape[1], relu, _BLOCK)
+def affine(x: Tensor, scale: Tensor, shift: Tensor, relu: bool, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(x, y) with y = scale x + shift, clipped at zero if ``relu``; with another image, x is the sum of the two.
+
+    All images are bf16 with their channels last in memory.
+    """
+    add = other is not None
+    y, total = torch.empty_like(x), torch.empty_like(x) if add else x
+    _affine[(triton.cdiv(x.numel(), _BLOCK),)](
+        x, other if add else x, total, scale, shift, y, x.numel(), x.shape[1], add, relu, _BLOCK
+    )
+    return total, y
 
 
-def affine_backward(gradient: Tensor, y: Tensor, scale: Tensor, back: Tensor, relu: bool) -> None:
-    """Fill back with the gradient by x."""
-    _affine_backward[(triton.cdiv(y.numel(), _BLOCK),)](gradient, y, scale, back, y.numel(), y.shape[1], relu, _BLOCK)
+def affine_backward(gradient: Tensor, y: Tensor, scale: Tensor, relu: bool, other: Tensor | None = None) -> Tensor:
+    """The gradient by x, from that by y and, with another, from that by x itself."""
+    add = other is not None
+    back = torch.empty_like(y)
+    _affine_backward[(triton.cdiv(y.numel(), _BLOCK),)](
+        gradient, y, scale, other if add else gradient, back, y.numel(), y.shape[1], add, relu, _BLOCK
+    )
+    return back
 
 
 def shortest(x: Tensor, normal: Tensor, gain: Tensor, linf: bool, steps: int) -> Tensor:

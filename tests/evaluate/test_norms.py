@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.evaluate.norms import FrozenNorm, fuse_norms
+from hardsphere.evaluate.norms import FrozenNorm, SumAndNorm, fuse_norms
 from hardsphere.models import build
 from hardsphere.sphere import attach
 
@@ -25,13 +25,14 @@ def trained_norms(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize(("name", "norms", "clipped"), [("preactresnet18-4", 17, 17), ("wrn-16-1", 13, 13)])
-def test_a_network_stays_the_same_function(name: str, norms: int, clipped: int) -> None:
+@pytest.mark.parametrize(("name", "norms", "sums"), [("preactresnet18-4", 17, 8), ("wrn-16-1", 13, 6)])
+def test_a_network_stays_the_same_function(name: str, norms: int, sums: int) -> None:
     model = trained_norms(attach(build(name, num_classes=10, in_channels=3, image_size=32, seed=0))).double()
     fused = fuse_norms(copy.deepcopy(model))
     layers = [module for module in fused.modules() if isinstance(module, FrozenNorm)]
     assert len(layers) == norms
-    assert sum(layer.relu for layer in layers) == clipped
+    assert sum(isinstance(module, SumAndNorm) for module in fused.modules()) == sums
+    assert sum(layer.relu for layer in layers) == norms
     assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
     x = torch.rand(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     outcomes = []
@@ -63,6 +64,34 @@ def test_only_a_relu_that_follows_alone_is_taken_in() -> None:
     assert [layer.relu for layer in fused.modules() if isinstance(layer, FrozenNorm)] == [False, False, True]
     x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(2))
     assert torch.allclose(model(x.clone()), fused(x.clone()), atol=1e-5)
+
+
+class Branches(nn.Module):
+    """A sum with two norms and a third use, a sum with a number, and a sum of shapes that differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = (nn.BatchNorm2d(2) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x * 2 + x.flip(0)
+        one = F.relu(self.first(total)) + self.second(total) + total
+        return one + self.third(x + 1.0) + self.fourth(x + x.mean((2, 3), keepdim=True))
+
+
+def test_sums_are_taken_in_once() -> None:
+    model = trained_norms(Branches())
+    fused = fuse_norms(copy.deepcopy(model))
+    assert sum(isinstance(layer, SumAndNorm) for layer in fused.modules()) == 2
+    assert sum(isinstance(layer, FrozenNorm) for layer in fused.modules()) == 4
+    x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(3))
+    found = []
+    for network in (model, fused):
+        image = x.clone().requires_grad_()
+        y = network(image)
+        found.append((y.detach(), torch.autograd.grad(y.sin().sum(), image)[0]))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
 
 
 def test_what_cannot_be_traced_stays_as_it_is() -> None:

@@ -2,12 +2,13 @@
 
 In eval mode BatchNorm is y = scale x + shift, and most networks clip it at zero at once. One by one, and with a
 backward pass that is made for training, these cheap steps take as long as the convolutions between them. Here each pair
-is one kernel forwards and one backwards, found in the network by tracing it (torch.fx); where a network cannot be
-traced, its layers stay as they are.
+is one kernel forwards and one backwards, together with the sum of two branches before it, if there is one. They are
+found in the network by tracing it (torch.fx); where a network cannot be traced, its layers stay as they are.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from hardsphere.sphere import SphereHead
 from hardsphere.threat import has_kernels
 
 _RELU = (F.relu, torch.relu, torch.relu_, F.relu_)
+_SUM = (operator.add, operator.iadd, torch.add)
 
 
 class FrozenNorm(nn.Module):
@@ -49,27 +51,67 @@ class FrozenNorm(nn.Module):
         return F.relu(y) if self.relu else y
 
 
+class SumAndNorm(nn.Module):
+    """The sum of two branches and its norm: what a residual block hands on, and what the next one begins with."""
+
+    def __init__(self, norm: FrozenNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        norm = self.norm
+        if x.dtype == other.dtype == torch.bfloat16 and x.shape == other.shape and has_kernels(x):
+            both = _FusedSum.apply(x, other, norm.scale, norm.shift, norm.relu)  # type: ignore[no-untyped-call]
+            return cast("tuple[Tensor, Tensor]", both)
+        total = x + other
+        return total, norm(total)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, scale: Tensor, shift: Tensor, relu: bool) -> Tensor:
         from hardsphere import kernels
 
-        x = x.contiguous(memory_format=torch.channels_last)
-        y = torch.empty_like(x)
-        kernels.affine(x, scale, shift, y, relu)
+        _, y = kernels.affine(_laid_out(x), scale, shift, relu)
         context.save_for_backward(y, scale)
         context.relu = relu
         return y
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         from hardsphere import kernels
 
         y, scale = context.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        back = torch.empty_like(gradient)
-        kernels.affine_backward(gradient, y, scale, back, context.relu)
-        return back, None, None, None
+        return kernels.affine_backward(_laid_out(gradient), y, scale, context.relu), None, None, None
+
+
+class _FusedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, other: Tensor, scale: Tensor, shift: Tensor, relu: bool
+    ) -> tuple[Tensor, Tensor]:
+        from hardsphere import kernels
+
+        total, y = kernels.affine(_laid_out(x), scale, shift, relu, _laid_out(other))
+        context.save_for_backward(y, scale)
+        context.relu = relu
+        context.set_materialize_grads(False)  # the sum may be used for nothing but the norm
+        return total, y
+
+    @staticmethod
+    def backward(context: Any, by_total: Tensor | None, by_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        from hardsphere import kernels
+
+        y, scale = context.saved_tensors
+        if by_y is None:
+            return by_total, by_total, None, None, None
+        further = None if by_total is None else _laid_out(by_total)
+        back = kernels.affine_backward(_laid_out(by_y), y, scale, context.relu, further)
+        return back, back, None, None, None
 
 
 def fuse_norms(network: nn.Module) -> nn.Module:
@@ -84,19 +126,43 @@ def fuse_norms(network: nn.Module) -> nn.Module:
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
         if type(norm) is not nn.BatchNorm2d or norm.running_mean is None or norm.training:
             continue
-        name = f"fused_{len(fused)}"
         relu = _relu_after(node, modules)
-        fused[name] = FrozenNorm(norm, relu is not None)
-        with graph.inserting_after(node):
-            new = graph.call_module(name, node.args, node.kwargs)
-        old = node if relu is None else relu
-        old.replace_all_uses_with(new)
+        frozen = FrozenNorm(norm, relu is not None)
+        name = f"fused_{len(fused)}"
+        total = node.args[0] if node.args else None
+        if isinstance(total, fx.Node) and _is_sum(total):
+            fused[name] = SumAndNorm(frozen)
+            new = _after_sum(graph, total, name)
+        else:
+            fused[name] = frozen
+            with graph.inserting_after(node):
+                new = graph.call_module(name, node.args, node.kwargs)
+        (node if relu is None else relu).replace_all_uses_with(new)
         if relu is not None:
             graph.erase_node(relu)
         graph.erase_node(node)
     for name, module in fused.items():
         network.add_module(name, module)
     return fx.GraphModule(network, graph) if fused else network
+
+
+def _after_sum(graph: fx.Graph, total: fx.Node, name: str) -> fx.Node:
+    """Put a `SumAndNorm` in the place of a sum; the node of the norm."""
+    with graph.inserting_after(total):
+        both = graph.call_module(name, total.args)
+    with graph.inserting_after(both):
+        first = graph.call_function(operator.getitem, (both, 0))
+    with graph.inserting_after(first):
+        second = graph.call_function(operator.getitem, (both, 1))
+    total.replace_all_uses_with(first)
+    graph.erase_node(total)
+    return second
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Whether a node adds two images; a second norm of the same sum finds it taken already."""
+    added = node.op == "call_function" and node.target in _SUM and not node.kwargs
+    return added and len(node.args) == 2 and all(isinstance(part, fx.Node) for part in node.args)
 
 
 def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
