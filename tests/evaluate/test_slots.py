@@ -124,6 +124,25 @@ def test_verdicts_do_not_depend_on_the_slots(name: str) -> None:
     assert [few[one].broken for one in range(COUNT)] == [many[one].broken for one in range(COUNT)]
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "turns"),
+    [
+        ("fgsm", {}, 2),
+        ("pgd", {"steps": 20}, 21),
+        ("apgd_targeted", {"steps": 10, "targets": 3}, 33),
+        ("fab_targeted", {"steps": 10, "targets": 3}, 30),
+        ("square", {"queries": 130}, 130),
+    ],
+)
+def test_no_turn_is_wasted(name: str, options: dict[str, Any], turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    advance = Slots._advance
+    monkeypatch.setattr(Slots, "_advance", lambda slots, again: (taken.append(again), advance(slots, again)))
+    found = in_slots(name, options, Ball("linf", 1e-5), Small(), COUNT, Small())
+    assert not any(one.broken for one in found.values())
+    assert len(taken) == turns
+
+
 def test_a_candidate_of_half_precision_counts_only_if_it_is_confirmed() -> None:
     """A crafting model that is wrong about everything finds candidates in every turn, and none of them counts."""
 

@@ -92,12 +92,17 @@ class Slots:
             for name, value in self.program.refresh(self.state).items():
                 self.state[name].copy_(value)
             came = {guest.turn for guest in occupants.values()}
-            for _ in range(self.program.look_every):
+            for _ in range(self._turns_until_a_look(came)):
                 self._turn(any(self.program.ends_run(self.turns - turn) for turn in came))
                 self.turns += 1
             done = self._look(occupants)
             if done:
                 yield done
+
+    def _turns_until_a_look(self, came: set[int]) -> int:
+        """As many as it pays to wait, but no more than the first sample to finish still has."""
+        left = min(came) + self.program.most_turns(self.state) - self.turns
+        return max(1, min(self.program.look_every, left))
 
     def _fill(self, occupants: dict[int, _Guest], queue: deque[int]) -> None:
         """Put waiting samples into free slots."""

@@ -52,6 +52,9 @@ class Ascent(Program):
     def loss(self, logits: Tensor, state: State) -> Tensor:
         return self.ascent(logits, state["y"])
 
+    def most_turns(self, state: State) -> int:
+        return self.restarts * (len(self.lengths) + 1)
+
     def ends_run(self, turn: int) -> bool:
         return self.restarts > 1 and turn % (len(self.lengths) + 1) == len(self.lengths)
 

@@ -59,6 +59,12 @@ class AutoPGD(Program):
         rank = (state["run"] // self.restarts).clamp_max(state["targets"].shape[1] - 1)
         return self.objective(logits, state["y"], state["targets"].gather(1, rank[:, None]).squeeze(1))
 
+    def most_turns(self, state: State) -> int:
+        return self._runs(state) * (self.steps + 1)
+
+    def _runs(self, state: State) -> int:
+        return state["targets"].shape[1] * self.restarts
+
     def ends_run(self, turn: int) -> bool:
         return turn % (self.steps + 1) == self.steps
 
@@ -77,8 +83,7 @@ class AutoPGD(Program):
             start = self._first_point(x, Noise.of_keys(state["keys"]), run)
             fresh = _memory_entries(Memory.of(step, start, self.ball.eps))
             new = {name: torch.where(per_sample(last, value), fresh[name], value) for name, value in new.items()}
-        runs = state["targets"].shape[1] * self.restarts
-        new |= {"run": run, "step": step, "stuck": stuck, "finished": last & (run >= runs)}
+        new |= {"run": run, "step": step, "stuck": stuck, "finished": last & (run >= self._runs(state))}
         return Turn(new, state["x_adv"], answer.logits, torch.ones_like(last))
 
 

@@ -79,6 +79,10 @@ class Program(ABC):
     def start(self, x: Tensor, y: Tensor, noise: Noise, logits: Tensor) -> State:
         """The state before the first turn; ``logits`` are the answers for the clean images."""
 
+    @abstractmethod
+    def most_turns(self, state: State) -> int:
+        """How many turns a sample has at most."""
+
     def refresh(self, state: State) -> State:
         """What can be prepared for the next ``look_every`` turns: entries to renew before them."""
         return {}

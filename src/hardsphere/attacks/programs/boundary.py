@@ -43,6 +43,9 @@ class TargetedBoundary(Program):
             "best": farthest,
         }
 
+    def most_turns(self, state: State) -> int:
+        return state["targets"].shape[1] * self.steps
+
     def loss(self, logits: Tensor, state: State) -> Tensor:
         rank = state["run"].clamp_max(state["targets"].shape[1] - 1)
         target = state["targets"].gather(1, rank[:, None])

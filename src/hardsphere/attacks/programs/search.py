@@ -40,6 +40,9 @@ class RandomSquares(Program):
         state = common(x, y, first, noise) | {"query": zeros(x), "held": x, "best": lowest}
         return state | self.refresh(state)
 
+    def most_turns(self, state: State) -> int:
+        return self.queries
+
     def refresh(self, state: State) -> State:
         query = state["query"]
         turns = query[:, None] + 1 + torch.arange(self.look_every, device=query.device)
