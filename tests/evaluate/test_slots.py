@@ -36,6 +36,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("apgd_targeted", "l2", {"steps": 12, "targets": 9, "restarts": 2}),
     ("fab_targeted", "linf", {"steps": 12, "targets": 4}),
     ("fab_targeted", "l2", {"steps": 12, "targets": 9}),
+    ("feature_attack", "linf", {"steps": 6, "restarts": 4, "step_size": 0.01}),
+    ("feature_attack", "l2", {"steps": 6, "restarts": 4, "step_size": 0.1, "keep": "last"}),
     ("square", "linf", {"queries": 150}),
     ("square", "linf", {"queries": 90, "targeted": True, "rescale": True}),
 ]
@@ -75,10 +77,22 @@ def in_slots(name: str, options: dict[str, Any], ball: Ball, model: nn.Module, s
         rows = torch.tensor(positions, device=x.device)
         return x[rows], y[rows], Noise(0, rows)
 
-    made = program(name, ball, **options)
+    made = program(name, ball, **options, **_guides(name, model))
     assert made is not None
     slots = Slots(made, crafted_on, model, fetch, _confirmed(model, ball, made.targeted), size)
     return {one.position: one for done in slots.run(range(COUNT)) for one in done}
+
+
+def ball_for(name: str, norm: str, targeted: bool) -> Ball:
+    """A radius at which the attack breaks some samples and leaves others."""
+    return Ball(norm, (3 if targeted else 1) * (5 if name == "feature_attack" else 1) * RADIUS[norm])
+
+
+def _guides(name: str, model: nn.Module) -> dict[str, Tensor]:
+    if name != "feature_attack":
+        return {}
+    x = torch.rand(60, 3, 8, 8, generator=torch.Generator().manual_seed(7)).to(next(model.parameters()).device)
+    return {"guides": x, "guide_labels": torch.arange(60, device=x.device) % 6}
 
 
 def _wished(y: Tensor, options: dict[str, Any]) -> Tensor:
@@ -96,10 +110,11 @@ def _confirmed(model: nn.Module, ball: Ball, targeted: bool) -> Callable[..., An
 @pytest.mark.parametrize(("name", "norm", "options"), CASES)
 def test_slots_find_what_the_plain_form_finds(name: str, norm: str, options: dict[str, Any]) -> None:
     targeted = bool(options.get("targeted"))
-    model, ball = Small(), Ball(norm, (3 if targeted else 1) * RADIUS[norm])
+    model, ball = Small(), ball_for(name, norm, targeted)
     x, y = samples(model)
     y = _wished(y, options)
-    plain = getattr(attacks, name)(model, x, y, ball, noise=Noise(0, torch.arange(COUNT)), **options)
+    noise = Noise(0, torch.arange(COUNT))
+    plain = getattr(attacks, name)(model, x, y, ball, noise=noise, **options, **_guides(name, model))
     broken, *_ = _confirmed(model, ball, targeted)(x, y, plain.x_adv)
     assert 5 < int(broken.sum()) < COUNT - 5, "a radius at which the comparison says something"
     with attacks.base.attacking(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_slots import CASES, COUNT, RADIUS, Small, in_slots
+from test_slots import CASES, COUNT, RADIUS, Small, ball_for, in_slots
 
 from hardsphere.evaluate import Evaluation, evaluate
 from hardsphere.evaluate.slots import Slots
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize(("name", "norm", "options"), CASES)
 def test_recorded_turns_do_what_plain_ones_do(name, norm, options, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Small().cuda().requires_grad_(False)
-    ball = Ball(norm, (3 if options.get("targeted") else 1) * RADIUS[norm])
+    ball = ball_for(name, norm, bool(options.get("targeted")))
     recorded = in_slots(name, options, ball, model, 8, model)
     monkeypatch.setattr(Slots, "_record", _give_up)
     plain = in_slots(name, options, ball, model, 8, model)

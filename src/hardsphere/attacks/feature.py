@@ -47,15 +47,10 @@ def feature_attack(
         keep: as in `pgd`.
     """
     length = ball.eps / 8 if step_size is None else step_size
-    eligible = (guide_labels[None, :] == y[:, None]) == targeted
-    counts = eligible.sum(dim=1)
-    if (counts == 0).any():
-        wanted = "of a wished class" if targeted else "of another class"
-        raise HardsphereError(f"Some samples have no guide {wanted}: give the feature attack guides of more classes.")
-    order = (~eligible).byte().argsort(dim=1, stable=True)  # the eligible guides of each sample come first
+    order, counts = eligible_guides(y, guide_labels, targeted)
     wished: Tensor | None = None
 
-    with _watched(model) as caught:
+    with watched(model) as caught:
 
         def start(alive: Tensor, restart: int) -> Tensor:
             nonlocal wished
@@ -87,8 +82,18 @@ def feature_attack(
         )
 
 
+def eligible_guides(y: Tensor, guide_labels: Tensor, targeted: bool) -> tuple[Tensor, Tensor]:
+    """The guides in an order of its own for each sample, those that it may have first, and how many these are."""
+    eligible = (guide_labels[None, :] == y[:, None]) == targeted
+    counts = eligible.sum(dim=1)
+    if (counts == 0).any():
+        wanted = "of a wished class" if targeted else "of another class"
+        raise HardsphereError(f"Some samples have no guide {wanted}: give the feature attack guides of more classes.")
+    return (~eligible).byte().argsort(dim=1, stable=True), counts
+
+
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[list[Tensor]]:
+def watched(model: nn.Module) -> Iterator[list[Tensor]]:
     """Catches what the final layer is given in each pass: the list holds the latest feature, with its graph."""
     caught: list[Tensor] = []
 

@@ -85,7 +85,10 @@ class Slots:
 
     def run(self, positions: Sequence[int]) -> Iterator[list[Judged]]:
         """Work on all samples; those that are done are handed out each time the host looks in."""
-        queue = deque(positions)
+        with self.program.watching(self.model):
+            yield from self._run(deque(positions))
+
+    def _run(self, queue: deque[int]) -> Iterator[list[Judged]]:
         occupants: dict[int, _Guest] = {}
         while queue or occupants:
             self._fill(occupants, queue)

@@ -175,7 +175,7 @@ class Striker:
 
     def _program(self, entry: Entry, ball: Ball) -> Program | None:
         """The program of the entry's attack; none if it has none, or where images outside the ball are to be told."""
-        if not isinstance(entry.attack, str) or entry.outside != "project" or entry.needs:
+        if not isinstance(entry.attack, str) or entry.outside != "project":
             return None
         return program(entry.attack, ball, **self._options(entry, ball))
 
@@ -250,15 +250,16 @@ class Striker:
         function = attack_function(entry)
         model = view(self.attacked, entry.view)
         options = self._options(entry, ball)
+        return lambda x, y, noise: function(model, x, y, ball, noise=noise, **options)
+
+    def _options(self, entry: Entry, ball: Ball) -> dict[str, Any]:
+        options = {key: self._resolve(key, value, ball) for key, value in entry.options.items()}
         if "source" in entry.needs:
             options["source"] = self.source
         if "guides" in entry.needs:
             positions = guide_positions(len(self.samples))
             options["guides"], options["guide_labels"] = self.images(positions), self.labels(positions)
-        return lambda x, y, noise: function(model, x, y, ball, noise=noise, **options)
-
-    def _options(self, entry: Entry, ball: Ball) -> dict[str, Any]:
-        return {key: self._resolve(key, value, ball) for key, value in entry.options.items()}
+        return options
 
     def _resolve(self, key: str, value: Any, ball: Ball) -> Any:
         """A setting as the attack takes it."""

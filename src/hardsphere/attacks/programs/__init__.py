@@ -12,6 +12,7 @@ from hardsphere.attacks.programs.base import Program as Program
 from hardsphere.attacks.programs.base import State as State
 from hardsphere.attacks.programs.base import Turn as Turn
 from hardsphere.attacks.programs.boundary import fab_targeted
+from hardsphere.attacks.programs.imitation import feature_attack
 from hardsphere.attacks.programs.search import square
 from hardsphere.threat import Ball
 
@@ -21,6 +22,7 @@ PROGRAMS: dict[str, Callable[..., Program | None]] = {
     "bim": bim,
     "carlini_linf": carlini_linf,
     "fab_targeted": fab_targeted,
+    "feature_attack": feature_attack,
     "fgsm": fgsm,
     "mim": mim,
     "pgd": pgd,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
@@ -71,6 +72,10 @@ class Program(ABC):
 
     def __init__(self, ball: Ball) -> None:
         self.ball = ball
+
+    def watching(self, model: nn.Module) -> AbstractContextManager[None]:
+        """The context in which ``model`` is asked; a program may look at more than its logits."""
+        return nullcontext()
 
     def prepare(self, x: Tensor) -> None:  # noqa: B027 - most programs have tables, but none needs to
         """Make tables that all turns share, once, before the first sample starts; ``x`` shows shape and device."""
