@@ -182,8 +182,8 @@ def test_half_precision_answers_like_the_model() -> None:
     assert half.model.linear.weight.dtype == torch.float32, "three digits of a logit would be too few"
     assert float((logits - exact).abs().max()) < 0.03 * float(exact.abs().max())
     assert not torch.equal(logits, exact)
-    assert half.speaks_like(model, x)
-    assert not half.speaks_like(lambda x: -model(x), x)
+    assert half.differs_from(model, x) is None
+    assert half.differs_from(lambda x: -model(x), x) == "its answers change by 200 %"
 
 
 def test_crafting_in_half_precision_finds_nearly_the_same() -> None:
@@ -239,7 +239,23 @@ def test_a_randomised_model_is_not_replayed() -> None:
 
     model = Noisy(classes=5)
     x, y = labelled(model, 6)
-    assert evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card["about"]["crafting"] == "float32"
+    card = evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card
+    assert card["about"]["crafting"] == "float32"
+    assert any("random" in remark for remark in card["remarks"])
+
+
+def test_a_model_that_half_precision_does_not_suit_is_attacked_in_float32_and_the_card_says_why() -> None:
+    class Picky(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_autocast_enabled("cpu"):
+                raise NotImplementedError("no half precision, please\nsecond line")
+            return super().forward(x)
+
+    model = Picky(classes=5)
+    x, y = labelled(model, 6)
+    card = evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card
+    assert card["about"]["crafting"] == "float32"
+    assert any("NotImplementedError: no half precision, please." in remark for remark in card["remarks"])
 
 
 def test_running_out_of_memory_halves_the_slots_and_changes_no_outcome() -> None:

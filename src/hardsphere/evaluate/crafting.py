@@ -18,20 +18,26 @@ from hardsphere.runtime import autocast
 from hardsphere.sphere import final_linear
 from hardsphere.train.shadow import Shadow
 
+_ROUNDING = 0.1  # by how much half precision may change the logits of some images, relative to their size
+
 
 class HalfPrecision(nn.Module):
     """A frozen stand-in for a model: it computes in bf16, but for its last layer, and answers in float32.
 
     Weights are cast once, not in every pass; images and weights are laid out with the channels last, as tensor cores
     want them; BatchNorm and ReLU are one step.
+
+    Args:
+        fused: make them one step; kernels of our own do that, where anything else is torch's.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, fused: bool = True) -> None:
         super().__init__()
         own = copy.deepcopy(model).eval().requires_grad_(False)
         _make_last_layer_exact(own)
         own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.model = fuse_norms(Shadow(own, fold=False).network)
+        network = Shadow(own, fold=False).network
+        self.model = fuse_norms(network) if fused else network
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,15 +45,22 @@ class HalfPrecision(nn.Module):
         with autocast("bf16", x.device):
             return cast(Tensor, self.model(x)).float()
 
-    @torch.no_grad()
-    def speaks_like(self, model: nn.Module, x: Tensor) -> bool:
-        """Whether it gives the model's answers, up to rounding; a foreign layer might not bear what is done here."""
+    def differs_from(self, model: nn.Module, x: Tensor) -> str | None:
+        """Why it cannot stand in for the model, in words, or None if it gives the model's answers up to rounding.
+
+        Both the answers and a pass backwards are tried: a foreign layer may not bear what is done here.
+        """
+        image = x.detach().clone().requires_grad_()
         try:
-            answers = self(x)
-        except (RuntimeError, TypeError, ValueError):
-            return False
-        expected = model(x).float()
-        return bool((answers - expected).norm() <= 0.1 * expected.norm())
+            with torch.enable_grad():
+                answers = self(image)
+                torch.autograd.grad(answers.sum(), image, allow_unused=True)
+        except Exception as reason:  # whatever a foreign layer says to half precision, float32 is there to fall back on
+            return f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
+        with torch.no_grad():
+            expected = model(x).float()
+            away = float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
+        return None if away <= _ROUNDING else f"its answers change by {100 * away:.0f} %"
 
 
 class ExactLinear(nn.Linear):

@@ -217,6 +217,7 @@ class _Run:
             self.save_images,
             self.fast,
         )
+        self.remarks.extend(self.striker.remarks)
 
     def go(self, ledger: Ledger) -> None:
         """Everything that is not in the ledger yet."""

@@ -50,6 +50,7 @@ class Striker:
         judge: the model as it is judged, in float32.
         fast: craft in half precision, or in TF32 where an attack has only its plain form.
         crafting: the precision of the crafting, in words.
+        remarks: why it is not the one that was asked for.
     """
 
     model: nn.Module
@@ -67,19 +68,27 @@ class Striker:
         self.counted = witness.Counted(self.model)
         self.attacked = averaged(self.counted, self.eot)
         self.size = self.batch
+        self.remarks: list[str] = []
         self.half = self._stand_in() if self.fast and self.eot == 1 else None
         self.fast = self.half is not None
         self.crafting = "bf16 and TF32, confirmed in float32" if self.fast else "float32"
 
     def _stand_in(self) -> nn.Module | None:
-        """The model in half precision; none where it does not speak like the model, or the model is random."""
+        """The model in half precision; none, and a remark why, where that cannot stand in for the model."""
         x = self.images(range(min(4, len(self.samples))))
         witness.introduce(self.model, x)
         with torch.no_grad():
-            if not torch.equal(self.model(x), self.model(x)):
-                return None  # what is random cannot be replayed
-        half = HalfPrecision(self.model)
-        return half if half.speaks_like(self.model, x) else None
+            repeats = torch.equal(self.model(x), self.model(x))
+        if not repeats:
+            self.remarks.append("The model's answers are random, so images were crafted in float32, not replayed.")
+            return None
+        for fused in (True, False):
+            half = HalfPrecision(self.model, fused)
+            reason = half.differs_from(self.model, x)
+            if reason is None:
+                return half
+        self.remarks.append(f"Images were crafted in float32, since half precision does not suit the model: {reason}.")
+        return None
 
     def outcomes(self, entry: Entry, ball: Ball, todo: Sequence[int], done: Collection[int]) -> Iterator[list[Found]]:
         """Attack the samples at these positions but those ``done``, and tell of some at a time."""
