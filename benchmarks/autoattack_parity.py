@@ -12,8 +12,7 @@ into samples that stand; and several seeds of each, whose means are compared.
 Most of a difference is chance: two seeds of the same Auto-PGD disagree on some samples near the boundary, and two seeds
 of either implementation may lie half a point apart. A small part is not. The reference's Square draws the corner of a
 window of side s from [0, h - s), so that none ever covers the last row or column, whose pixels keep their first
-stripes: 23 % of an image of 8 x 8, but 6 % of one of 32 x 32. Ours covers them and alone breaks more; behind the other
-attacks it is 0.2 points at most in the runs seen (both norms, 1 and 2 threads).
+stripes: 23 % of an image of 8 x 8, but 6 % of one of 32 x 32. Ours covers them.
 """
 
 from __future__ import annotations

@@ -68,6 +68,16 @@ def without_kernel_search() -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Run on a side stream of the GPU, as the recording of a graph does: what is set up lazily is set up there."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
 def choose_kernels(repeatable: bool) -> None:
     """On a GPU, kernels whose results repeat bit for bit, or the fastest ones. A CPU's always repeat."""
     torch.backends.cudnn.deterministic = repeatable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from toys import Linear, labelled, radius_at
 from hardsphere import attacks
 from hardsphere.attacks import AttackResult, Stop, losses
 from hardsphere.attacks.programs import PROGRAMS, program
-from hardsphere.evaluate import Entry, evaluate, witness
+from hardsphere.evaluate import Entry, Progress, evaluate, witness
 from hardsphere.evaluate.crafting import HalfPrecision
 from hardsphere.evaluate.slots import Judged, Slots
 from hardsphere.noise import Noise
@@ -230,6 +231,30 @@ def test_a_success_that_float32_does_not_confirm_is_tried_again_in_float32() -> 
     assert calls == [12, 12]
     exact = evaluate(model, x, y, ball, suite=[Entry("pgd", "pgd", {"loss": "margin", "steps": 20})], fast=False)
     assert found.survivors() == exact.survivors()
+
+
+def test_an_interrupted_evaluation_in_slots_ends_with_the_same_rows(tmp_path: Path) -> None:
+    model = Linear(classes=5)
+    x, y = labelled(model, 150)
+    ball = radius_at(model, x, y, 0.5)
+    suite = [Entry("apgd", "apgd", {"steps": 30}), Entry("square", "square", {"queries": 250})]
+
+    def rows(out: Path, stop_after: int | None = None) -> list[tuple[Any, ...]]:
+        seen = []
+
+        def watch(progress: Progress) -> None:
+            seen.append(progress)
+            if len(seen) == stop_after:
+                raise KeyboardInterrupt
+
+        found = evaluate(model, x, y, ball, suite=suite, batch=16, fast=True, out=out, progress=watch)
+        return sorted((row.attack, row.sample, row.outcome, row.predicted, row.forwards) for row in found.ledger.rows())
+
+    whole = rows(tmp_path / "whole")
+    for stop in (12, 14, 17):
+        with pytest.raises(KeyboardInterrupt):
+            rows(tmp_path / str(stop), stop)
+        assert rows(tmp_path / str(stop)) == whole
 
 
 def test_a_randomised_model_is_not_replayed() -> None:

@@ -133,6 +133,11 @@ def test_a_callable_makes_the_network_and_weights_fill_it(module, tmp_path):
     assert isinstance(resolve(f"{module}:ready", mean=[0.5], std=[0.2], **DIGITS).model, Classifier)
 
 
+def test_a_path_that_is_not_there_is_said_so_before_anything_is_asked_for():
+    with pytest.raises(HardsphereError, match="'no/such/run' is no target: there is no such run directory or file"):
+        resolve("no/such/run")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -12,10 +12,8 @@ rejects goes on where it was.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +24,7 @@ from hardsphere.attacks.base import Stop, logits_and_gradient, logits_at
 from hardsphere.attacks.losses import margin
 from hardsphere.attacks.programs import Answer, Program, State, Turn
 from hardsphere.noise import Noise
+from hardsphere.runtime import aside
 from hardsphere.threat import per_sample
 
 Fetch = Callable[[Sequence[int]], tuple[Tensor, Tensor, Noise]]
@@ -52,15 +51,13 @@ class Judged:
     image: Tensor
     forwards: int
     backwards: int
-    seconds: float
 
 
 class _Guest(NamedTuple):
-    """A sample in a slot: its position, and when it came, in turns and in seconds."""
+    """A sample in a slot: its position, and at which turn it came."""
 
     position: int
     turn: int
-    time: float
 
 
 class Slots:
@@ -95,17 +92,21 @@ class Slots:
             for name, value in self.program.refresh(self.state).items():
                 self.state[name].copy_(value)
             came = {guest.turn for guest in occupants.values()}
-            for _ in range(self._turns_until_a_look(came)):
+            for _ in range(min(self._next_look(turn) for turn in came) - self.turns):
                 self._turn(any(self.program.ends_run(self.turns - turn) for turn in came))
                 self.turns += 1
             done = self._look(occupants)
             if done:
                 yield done
 
-    def _turns_until_a_look(self, came: set[int]) -> int:
-        """As many as it pays to wait, but no more than the first sample to finish still has."""
-        left = min(came) + self.program.most_turns(self.state) - self.turns
-        return max(1, min(self.program.look_every, left))
+    def _next_look(self, came: int) -> int:
+        """When a sample that came at some turn is looked at: that depends on nothing but how long it has been here."""
+        every, most = self.program.look_every, self.program.most_turns(self.state)
+        return came + min(((self.turns - came) // every + 1) * every, most)
+
+    def _is_due(self, came: int) -> bool:
+        here = self.turns - came
+        return here % self.program.look_every == 0 or here >= self.program.most_turns(self.state)
 
     def _fill(self, occupants: dict[int, _Guest], queue: deque[int]) -> None:
         """Put waiting samples into free slots."""
@@ -126,10 +127,7 @@ class Slots:
             rows = torch.tensor(free, device=x.device)
             for name, value in fresh.items():
                 self.state[name][rows] = value
-        now = time.perf_counter()
-        occupants.update(
-            {slot: _Guest(position, self.turns, now) for slot, position in zip(free, positions, strict=True)}
-        )
+        occupants.update({slot: _Guest(position, self.turns) for slot, position in zip(free, positions, strict=True)})
 
     def _turn(self, again: bool) -> None:
         """One turn of all slots, with or without the beginning of new runs: on a GPU from the third on a replay."""
@@ -139,7 +137,7 @@ class Slots:
             self._advance(again)
         elif self.warm[again] < _WARM_TURNS:
             self.warm[again] += 1
-            with _aside():
+            with aside():
                 self._advance(again)
         else:
             self._record(again)
@@ -184,7 +182,8 @@ class Slots:
         """Have candidates confirmed, and take out the samples that are broken or have used up their turns."""
         state = self.state
         score, finished = state["score"].tolist(), state["finished"].tolist()
-        slots = [slot for slot in occupants if finished[slot] or score[slot] > -DOUBT]
+        due = [slot for slot, guest in occupants.items() if self._is_due(guest.turn)]
+        slots = [slot for slot in due if finished[slot] or score[slot] > -DOUBT]
         if not slots:
             return []
         rows = torch.tensor(slots, device=state["x"].device)
@@ -203,8 +202,7 @@ class Slots:
             guest = occupants.pop(slot)
             stop = Stop.BROKEN if hit else Stop.STUCK if stuck else Stop.SPENT
             forwards, backwards = self.program.asks * asked + 1, asked if self.program.gradient else 0
-            seconds = (time.perf_counter() - guest.time) / self.size
-            judged.append(Judged(guest.position, hit, guess, far, stop, image[index], forwards, backwards, seconds))
+            judged.append(Judged(guest.position, hit, guess, far, stop, image[index], forwards, backwards))
         return judged
 
 
@@ -215,13 +213,3 @@ def _blank(x: Tensor) -> State:
         "score": torch.full((len(x),), -torch.inf, device=x.device),
         "asked": torch.zeros(len(x), dtype=torch.int64, device=x.device),
     }
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Run on a side stream, as the recording will, so that what is set up lazily is set up there."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        yield
-    torch.cuda.current_stream().wait_stream(side)

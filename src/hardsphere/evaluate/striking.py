@@ -95,7 +95,7 @@ class Striker:
         made = self._program(entry, ball) if self.fast else None
         if made is not None:
             rest = [position for position in todo if position not in done]
-            yield from self._in_slots(made, entry, ball, rest)
+            yield from self._in_slots(made, entry, ball, rest, len(todo))
             return
         attack = self._bind(entry, ball)
         # The batches are those of an uninterrupted run: a batch is in the ledger as a whole or not at all.
@@ -188,12 +188,17 @@ class Striker:
             return None
         return program(entry.attack, ball, **self._options(entry, ball))
 
-    def _in_slots(self, made: Program, entry: Entry, ball: Ball, positions: Sequence[int]) -> Iterator[list[Found]]:
-        """Run a program on the samples, with half the slots again and again until they fit into memory."""
+    def _in_slots(
+        self, made: Program, entry: Entry, ball: Ball, positions: Sequence[int], of: int
+    ) -> Iterator[list[Found]]:
+        """Run a program on the samples, with half the slots again and again until they fit into memory.
+
+        There are as many slots as an uninterrupted run ``of`` all samples has, so that the same kernels answer.
+        """
         assert self.half is not None
         left = list(positions)
         while left:
-            count = _slots(len(left), self.size)
+            count = _slots(of, self.size)
             slots = Slots(
                 made,
                 view(self.half, entry.view),

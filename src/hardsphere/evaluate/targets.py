@@ -86,6 +86,8 @@ def resolve(
             raise HardsphereError(f"'{text}' holds its own network and weights: leave --weights and --model away.")
         return _ours(Path(text), suite, data, eps, norm)
     if data is None:
+        if ":" not in text and not Path(text).exists():
+            raise HardsphereError(f"'{text}' is no target: there is no such run directory or file.")
         raise HardsphereError(f"'{text}' does not say what data to evaluate on: add --data, such as cifar10:DIR.")
     images, name = _data(data)
     suite = as_suite(suite)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardsphere.data import Batch
+from hardsphere.runtime import aside
 
 # Steps before the recording: lazy initialisation and the compiler need more than one.
 _WARM_STEPS = 3
@@ -60,18 +61,11 @@ class Captured:
             self.graphs[flag].replay(batch, epoch)
         elif self.warm.get(flag, 0) < _WARM_STEPS:
             self.warm[flag] = self.warm.get(flag, 0) + 1
-            self._run_aside(batch, epoch, flag)
+            with aside():
+                self.body(batch, torch.tensor(epoch, device=batch.x.device), flag)
         else:
             self.graphs[flag] = self._record(batch, flag)
             self.graphs[flag].replay(batch, epoch)
-
-    def _run_aside(self, batch: Batch, epoch: int, flag: bool) -> None:
-        """Run on a side stream, as the recording will, so that what is set up lazily is set up there."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.body(batch, torch.tensor(epoch, device=batch.x.device), flag)
-        torch.cuda.current_stream().wait_stream(side)
 
     def _record(self, batch: Batch, flag: bool) -> _Graph:
         static = Batch(batch.x.clone(), batch.y.clone(), batch.ids.clone())
