@@ -15,7 +15,7 @@ from hardsphere import attacks
 from hardsphere.attacks import AttackResult, Stop, losses
 from hardsphere.attacks.programs import PROGRAMS, program
 from hardsphere.evaluate import Entry, Progress, evaluate, witness
-from hardsphere.evaluate.crafting import HalfPrecision
+from hardsphere.evaluate.crafting import HalfPrecision, stand_in
 from hardsphere.evaluate.slots import Judged, Slots
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
@@ -183,8 +183,16 @@ def test_half_precision_answers_like_the_model() -> None:
     assert half.model.linear.weight.dtype == torch.float32, "three digits of a logit would be too few"
     assert float((logits - exact).abs().max()) < 0.03 * float(exact.abs().max())
     assert not torch.equal(logits, exact)
-    assert half.differs_from(model, x) is None
-    assert half.differs_from(lambda x: -model(x), x) == "its answers change by 200 %"
+    assert isinstance(stand_in(model, x), HalfPrecision)
+
+
+def test_what_half_precision_changes_by_far_has_no_stand_in() -> None:
+    class Contrary(nn.Module):
+        def forward(self, logits: Tensor) -> Tensor:
+            return logits * (-1 if torch.is_autocast_enabled("cpu") else 1)
+
+    model = nn.Sequential(Small(), Contrary()).eval()
+    assert stand_in(model, samples(Small())[0]) == "its answers change by 200 %"
 
 
 def test_crafting_in_half_precision_finds_nearly_the_same() -> None:
@@ -281,6 +289,15 @@ def test_a_model_that_half_precision_does_not_suit_is_attacked_in_float32_and_th
     card = evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card
     assert card["about"]["crafting"] == "float32"
     assert any("NotImplementedError: no half precision, please." in remark for remark in card["remarks"])
+
+
+def test_a_model_that_cannot_be_copied_is_attacked_in_float32() -> None:
+    model = Linear(classes=5)
+    x, y = labelled(model, 6)
+    model.kept = model.linear.weight * 2  # a tensor with a history, which torch does not copy
+    card = evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card
+    assert card["about"]["crafting"] == "float32"
+    assert any("RuntimeError: Only Tensors created explicitly" in remark for remark in card["remarks"])
 
 
 def test_running_out_of_memory_halves_the_slots_and_changes_no_outcome() -> None:

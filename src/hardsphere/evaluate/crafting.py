@@ -45,22 +45,36 @@ class HalfPrecision(nn.Module):
         with autocast("bf16", x.device):
             return cast(Tensor, self.model(x)).float()
 
-    def differs_from(self, model: nn.Module, x: Tensor) -> str | None:
-        """Why it cannot stand in for the model, in words, or None if it gives the model's answers up to rounding.
 
-        Both the answers and a pass backwards are tried: a foreign layer may not bear what is done here.
-        """
-        image = x.detach().clone().requires_grad_()
+def stand_in(model: nn.Module, x: Tensor) -> HalfPrecision | str:
+    """The model in half precision, or in words why nothing of the kind can stand in for it.
+
+    It must give the model's answers for ``x`` up to rounding, and bear a pass backwards. A foreign model may refuse to
+    be copied, and its layers what is done to them; then float32 is there to fall back on.
+    """
+    reason = ""
+    for fused in (True, False):
         try:
-            with torch.enable_grad():
-                answers = self(image)
-                torch.autograd.grad(answers.sum(), image, allow_unused=True)
-        except Exception as reason:  # whatever a foreign layer says to half precision, float32 is there to fall back on
-            return f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
-        with torch.no_grad():
-            expected = model(x).float()
-            away = float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
-        return None if away <= _ROUNDING else f"its answers change by {100 * away:.0f} %"
+            half = HalfPrecision(model, fused)
+            away = _departure(half, model, x)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            continue
+        if away <= _ROUNDING:
+            return half
+        reason = f"its answers change by {100 * away:.0f} %"
+    return reason
+
+
+def _departure(half: HalfPrecision, model: nn.Module, x: Tensor) -> float:
+    """By how much the answers differ, relative to their size."""
+    image = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        answers = half(image)
+        torch.autograd.grad(answers.sum(), image, allow_unused=True)
+    with torch.no_grad():
+        expected = model(x).float()
+        return float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 class ExactLinear(nn.Linear):

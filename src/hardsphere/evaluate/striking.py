@@ -22,7 +22,7 @@ from hardsphere.attacks.programs import Program, program
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import witness
 from hardsphere.evaluate.binding import attack_function, averaged, view
-from hardsphere.evaluate.crafting import HalfPrecision
+from hardsphere.evaluate.crafting import stand_in
 from hardsphere.evaluate.ledger import Outcome, Row
 from hardsphere.evaluate.samples import Samples
 from hardsphere.evaluate.slots import Judged, Slots
@@ -82,12 +82,10 @@ class Striker:
         if not repeats:
             self.remarks.append("The model's answers are random, so images were crafted in float32, not replayed.")
             return None
-        for fused in (True, False):
-            half = HalfPrecision(self.model, fused)
-            reason = half.differs_from(self.model, x)
-            if reason is None:
-                return half
-        self.remarks.append(f"Images were crafted in float32, since half precision does not suit the model: {reason}.")
+        half = stand_in(self.model, x)
+        if not isinstance(half, str):
+            return half
+        self.remarks.append(f"Images were crafted in float32, since half precision does not suit the model: {half}.")
         return None
 
     def outcomes(self, entry: Entry, ball: Ball, todo: Sequence[int], done: Collection[int]) -> Iterator[list[Found]]:
