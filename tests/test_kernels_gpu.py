@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from hardsphere.evaluate.norms import FrozenNorm, SumAndNorm
-from hardsphere.threat import Ball, has_kernels
+from hardsphere.runtime import has_kernels
+from hardsphere.threat import Ball
 
 pytestmark = pytest.mark.gpu
 

@@ -8,10 +8,13 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import hardsphere
 from hardsphere.errors import HardsphereError
@@ -82,6 +85,16 @@ def choose_kernels(repeatable: bool) -> None:
     """On a GPU, kernels whose results repeat bit for bit, or the fastest ones. A CPU's always repeat."""
     torch.backends.cudnn.deterministic = repeatable
     torch.backends.cudnn.benchmark = not repeatable
+
+
+@cache
+def _triton_is_here() -> bool:
+    return find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether `hardsphere.kernels` can work on a tensor."""
+    return x.is_cuda and _triton_is_here()
 
 
 def hardware(device: torch.device) -> str:

@@ -7,30 +7,19 @@ start, a steepest step U_p (eq. 7), a projection and a distance, and so know not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.noise import Noise
+from hardsphere.runtime import has_kernels
 
 NORMS = ("linf", "l2", "l1")
 
 # Ten suffice but where nearly all that the box allows is asked for; there the rest falls short by a rounding.
 _NEWTON_STEPS = 12
 _PIXELS_OF_A_KERNEL = 8192  # an image of one kernel must fit into the registers of one block
-
-
-@cache
-def _triton_is_here() -> bool:
-    return find_spec("triton") is not None
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether `hardsphere.kernels` can work on a tensor."""
-    return x.is_cuda and _triton_is_here()
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from hardsphere.data import Augment, load, train_loader
 from hardsphere.data.sources import Batch
@@ -95,6 +96,44 @@ def test_only_an_attack_in_bf16_and_eval_mode_has_a_shadow(precision: str, bn: s
         Learner(model, None, config.attack.adversary()), precision, torch.rand(2, 1, 8, 8), compiler()
     )
     assert (learner.stand_in is not None) == shadowed
+
+
+class Stubborn(nn.Module):
+    """A linear layer that insists on float32, so bf16 weights do not go with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            logits: Tensor = self.fc(x.float().mean(dim=(2, 3)))
+            return logits
+
+
+class Contrary(nn.Module):
+    """It takes bf16 weights, and says the opposite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return -logits if self.fc.weight.dtype == torch.bfloat16 else logits
+
+
+@pytest.mark.parametrize("network", [Stubborn, Contrary])
+def test_a_network_that_bf16_weights_do_not_suit_has_no_shadow(network: type[nn.Module]) -> None:
+    adversary = recipe("digits/pgd").attack.adversary()
+    model = network().train()
+    said: list[str] = []
+    learner = fast_learner(Learner(model, None, adversary), "bf16", torch.rand(2, 1, 8, 8), compiler(), said.append)
+    assert learner.stand_in is None
+    assert len(said) == 1
+    assert "do not take bf16 weights" in said[0]
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("augment", [AUGMENT, Augment(pad=2, padding="reflect", flip=True)])

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.norms import fuse_norms
 from hardsphere.runtime import autocast
+from hardsphere.shadow import ALIKE, Shadow, departure
 from hardsphere.sphere import final_linear
-from hardsphere.train.shadow import Shadow
-
-_ROUNDING = 0.1  # by how much half precision may change the logits of some images, relative to their size
 
 
 class HalfPrecision(nn.Module):
@@ -56,25 +54,14 @@ def stand_in(model: nn.Module, x: Tensor) -> HalfPrecision | str:
     for fused in (True, False):
         try:
             half = HalfPrecision(model, fused)
-            away = _departure(half, model, x)
+            away = departure(half, model, x)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             continue
-        if away <= _ROUNDING:
+        if away <= ALIKE:
             return half
         reason = f"its answers change by {100 * away:.0f} %"
     return reason
-
-
-def _departure(half: HalfPrecision, model: nn.Module, x: Tensor) -> float:
-    """By how much the answers differ, relative to their size."""
-    image = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        answers = half(image)
-        torch.autograd.grad(answers.sum(), image, allow_unused=True)
-    with torch.no_grad():
-        expected = model(x).float()
-        return float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 class ExactLinear(nn.Linear):

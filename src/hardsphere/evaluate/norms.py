@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from hardsphere.runtime import has_kernels
 from hardsphere.sphere import SphereHead
-from hardsphere.threat import has_kernels
 
 _RELU = (F.relu, torch.relu, torch.relu_, F.relu_)
 _SUM = (operator.add, operator.iadd, torch.add)

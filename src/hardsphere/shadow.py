@@ -4,6 +4,9 @@ Autocast casts every float32 weight in every pass, and an attack makes ten passe
 the same network with bf16 copies of the weights of its convolutions and linear layers, refreshed at the start of each
 attack; everything else (hypersphere heads, statistics, foreign layers) is the live model's own memory. It stands in
 eval mode, so BatchNorm is a fixed affine step, y = scale x + shift, which is worked out once a step as well.
+
+Training attacks a shadow of the live model, and evaluation builds its stand-in in half precision on one of a frozen
+model. Whether either may stand in for the model is asked before it does: `departure`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import attacking
+ALIKE = 0.1
+"""The largest `departure` of a stand-in that differs from its model by no more than the rounding of bf16."""
 
 # Layers whose weights autocast casts before anything else happens to them. Subclasses may do more with their weights.
 _CAST = (nn.Conv2d, nn.Linear)
@@ -61,17 +65,6 @@ class Shadow:
             _fold(self._norms)
         return self.network
 
-    @torch.no_grad()
-    def speaks_like(self, model: nn.Module, x: Tensor) -> bool:
-        """Whether it gives the model's answers, up to rounding; a foreign layer might not take bf16 weights at all."""
-        try:
-            answers = self.refresh()(x).float()
-        except RuntimeError:
-            return False
-        with attacking(model):
-            expected = model(x).float()
-        return bool((answers - expected).norm() <= 0.1 * expected.norm())
-
     def _detach(self, module: nn.Module) -> None:
         """Give a module frozen parameters: bf16 copies where autocast would cast them, else the live memory."""
         for name, parameter in module._parameters.items():
@@ -95,6 +88,21 @@ class Shadow:
     def _replace(self, name: str, module: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
         setattr(self.network.get_submodule(parent), child, module)
+
+
+def departure(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:
+    """By how much a stand-in's answers for ``x`` differ from those of the model in eval mode, relative to their size.
+
+    The stand-in makes a pass backwards as well, as an attack on it will. What it cannot bear, it raises: a foreign
+    layer might not take bf16 weights at all.
+    """
+    image = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        answers = stand_in(image).float()
+        torch.autograd.grad(answers.sum(), image, allow_unused=True)
+    with torch.no_grad():
+        expected = model(x).float()
+        return float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 class _Affine(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from hardsphere import models
 from hardsphere.attacks.base import attacking
 from hardsphere.recipes import VARIANTS
-from hardsphere.train.shadow import Shadow
+from hardsphere.shadow import ALIKE, Shadow, departure
 
 
 class Foreign(nn.Module):
@@ -45,17 +46,28 @@ class Standardised(nn.Conv2d):
         return nn.functional.conv2d(x, weight, self.bias, padding=1)
 
 
-class Stubborn(nn.Module):
-    """A linear layer that insists on float32, so bf16 weights do not go with it."""
+class Scaled(nn.Module):
+    """A model whose answers are those of another, so many times over."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, factor: float) -> None:
         super().__init__()
-        self.fc = nn.Linear(3, 10)
+        self.model, self.factor = model, factor
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            logits: Tensor = self.fc(x.float().mean(dim=(2, 3)))
-            return logits
+        logits: Tensor = self.model(x)
+        return self.factor * logits
+
+
+class OneWay(torch.autograd.Function):
+    """The identity, which cannot be gone back through."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        raise RuntimeError("no way back")
 
 
 def build(name: str) -> nn.Module:
@@ -123,7 +135,8 @@ def test_folded_and_padded_it_differs_by_rounding(name: str) -> None:
         cast, mine = answer(model, images()), answer(shadow.refresh(), images())
         for value, by_bf16, by_shadow in zip(exact, cast, mine, strict=True):
             assert (by_shadow - value).norm() < 1.5 * (by_bf16 - value).norm()
-        assert shadow.speaks_like(model, images())
+        with attacking(model):
+            assert departure(shadow.network, model, images()) <= ALIKE
         train_a_little(model)
 
 
@@ -162,6 +175,32 @@ def test_the_head_is_the_live_head() -> None:
     assert mine.dtype == torch.float32
 
 
-def test_a_network_that_will_not_take_bf16_weights_is_found_out() -> None:
-    model = Stubborn()
-    assert not Shadow(model).speaks_like(model, images())
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, 0.0), (1.25, 0.25), (0.0, 1.0), (-1.0, 2.0)])
+def test_a_departure_is_relative_to_the_models_answers(factor: float, expected: float) -> None:
+    model = build("foreign").eval()
+    assert departure(Scaled(model, factor), model, images()) == pytest.approx(expected, abs=1e-2)
+
+
+def test_where_the_model_says_nothing_any_answer_is_a_departure() -> None:
+    model = build("foreign").eval()
+    silent = Scaled(model, 0.0)
+    assert departure(silent, silent, images()) == 0
+    assert departure(model, silent, images()) > ALIKE
+
+
+def test_answers_that_are_not_numbers_are_not_alike() -> None:
+    model = build("foreign").eval()
+    assert not departure(Scaled(model, float("nan")), model, images()) <= ALIKE
+
+
+def test_a_stand_in_must_bear_a_pass_backwards() -> None:
+    class Blind(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = model(OneWay.apply(x))
+            return logits
+
+    model = build("foreign").eval()
+    with torch.no_grad():
+        assert torch.equal(Blind()(images()), model(images()))
+    with pytest.raises(RuntimeError, match="no way back"):
+        departure(Blind(), model, images())
