@@ -37,6 +37,7 @@ def test_a_run_brings_its_data_its_ball_and_how_it_was_selected(run):
     assert len(job.source) > 100
     assert len(job.class_names) == 10
     assert job.about["target"] == str(run)
+    assert job.about["data"] == "digits test"
     assert job.about["selection"]
     assert not job.model.training
     result = evaluate(job.model, job.source, ball=job.balls, suite=[PGD], limit=20, about=job.about)
@@ -51,6 +52,7 @@ def test_a_run_can_be_measured_at_other_radii_and_on_other_data(run, tmp_path):
     job = resolve(run, data=str(file), eps="1/255,2/255", norm="l2")
     assert job.balls == (Ball("l2", 1 / 255), Ball("l2", 2 / 255))
     assert len(job.source) == 3
+    assert job.about["data"] == f"{file} test"
     # The data has no class 8 or 9, and numbers for names: the model's own names count.
     result = evaluate(job.model, job.source, ball=job.balls, suite=[PGD], class_names=job.class_names)
     assert len(result.card["results"][0]["classes"]) == 10

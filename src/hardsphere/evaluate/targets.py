@@ -89,7 +89,7 @@ def resolve(
         if ":" not in text and not Path(text).exists():
             raise HardsphereError(f"'{text}' is no target: there is no such run directory or file.")
         raise HardsphereError(f"'{text}' does not say what data to evaluate on: add --data, such as cifar10:DIR.")
-    images, name = _data(data)
+    images = _data(data)
     suite = as_suite(suite)
     if eps is None and suite.eps is None:
         raise HardsphereError(f"'{text}' does not say what radius to evaluate at: add --eps, such as 8/255.")
@@ -97,7 +97,12 @@ def resolve(
         raise HardsphereError(f"'{text}' does not say in which norm to evaluate: add --norm, such as linf.")
     balls = _balls(eps if eps is not None else cast(float, suite.eps), norm or "linf")
     model = _foreign(text, images, weights, network, mean, std)
-    about = {"target": text, "data": name, "selection": None, "weights": None if weights is None else str(weights)}
+    about = {
+        "target": text,
+        "data": f"{data} test",
+        "selection": None,
+        "weights": None if weights is None else str(weights),
+    }
     names = None if images.name == "arrays" else images.class_names
     return Job(model.eval(), images.test, balls, names, about)
 
@@ -167,10 +172,10 @@ def _ours(
 
     deployed = load(path)
     if data is not None:
-        images, name = _data(data, deployed.config.data.size)
+        images = _data(data, deployed.config.data.size)
     else:
         options: dict[str, Any] = {} if deployed.config.data.size is None else {"size": deployed.config.data.size}
-        images, name = load_data(deployed.data_name, deployed.data_dir, **options), deployed.data_name
+        images = load_data(deployed.data_name, deployed.data_dir, **options)
     # Arrays have numbers for names, and those of the last classes may be missing.
     fits = len(images.class_names) == len(deployed.class_names) or (
         images.name == "arrays" and len(images.class_names) < len(deployed.class_names)
@@ -182,16 +187,16 @@ def _ours(
     own = as_suite(suite).eps if eps is None else None
     radius = eps if eps is not None else own if own is not None else deployed.ball.eps
     balls = _balls(radius, norm or deployed.ball.norm)
-    about = {"target": str(path), "data": f"{name} test", "selection": deployed.selection}
+    about = {"target": str(path), "data": f"{data or deployed.data_name} test", "selection": deployed.selection}
     return Job(deployed.model, images.test, balls, deployed.class_names, about)
 
 
-def _data(text: str, size: int | None = None) -> tuple[DataSet, str]:
+def _data(text: str, size: int | None = None) -> DataSet:
     from hardsphere.data import load, parse_source
 
     name, directory = parse_source(text)
     options: dict[str, Any] = {"size": size} if size is not None and name == "folder" else {}
-    return load(name, directory, **options), f"{text} test"
+    return load(name, directory, **options)
 
 
 def _balls(eps: str | float | Sequence[float], norm: str) -> tuple[Ball, ...]:
