@@ -1,10 +1,12 @@
-"""Made-up runs: a clock turned by hand, a trainer that takes as long as it is told, measurements without models."""
+"""Made-up runs: a clock turned by hand, a trainer that takes as long as it is told, measurements without models.
+
+And a made-up table, with records as a sweep would have left them.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardsphere.config import Config
+from hardsphere.config import Config, to_dict
+from hardsphere.reproduce import worker
 from hardsphere.reproduce.measures import Measured, Subject
+from hardsphere.reproduce.plan import family_id, record_id
+from hardsphere.reproduce.scales import SCALES
+from hardsphere.reproduce.store import Store
+from hardsphere.reproduce.tables import Column, Row, Table, run_of
 from hardsphere.train.loop import Position
 
 
@@ -90,8 +97,89 @@ class Coin:
 def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     """Put made-up training in the place of the real one."""
     shop = Workshop(Clock())
-    sweeping = import_module("hardsphere.reproduce.sweeping")  # the package's attribute of that name is the function
-    monkeypatch.setattr(sweeping, "train", shop.train)
-    monkeypatch.setattr(sweeping, "load", shop.load)
-    monkeypatch.setattr(sweeping, "model_digest", lambda model: model)
+    monkeypatch.setattr(worker, "train", shop.train)
+    monkeypatch.setattr(worker, "load", shop.load)
+    monkeypatch.setattr(worker, "model_digest", lambda model: model)
     return shop
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A table with records
+# ---------------------------------------------------------------------------------------------------------------------
+
+MADE_UP = Table(
+    "made-up",
+    "Table 0. A made-up table",
+    (
+        Row("PGD-AT", "pgd"),
+        Row("PGD-AT + HE", "pgd-he", against="PGD-AT"),
+        Row("PGD-AT + m-HE", "pgd-mhe", against="PGD-AT"),
+    ),
+    (
+        Column("Clean", "pgd-20", ("clean",)),
+        Column("PGD-20", "pgd-20", ("pgd-20",), "a note"),
+        Column("Minutes", "training", ("minutes",)),
+    ),
+    {"PGD-AT": {"Clean": 86.75, "PGD-20": 53.97}, "PGD-AT + HE": {"Clean": 86.19, "PGD-20": 59.36}},
+)
+ROBUST = {"PGD-AT": 40, "PGD-AT + HE": 41}  # of 100 images under the standard suite
+PGD = {"PGD-AT": 45, "PGD-AT + HE": 60}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "pgd-20": {"view": "paper", "options": {"steps": 20, "step_size": "0.1eps", "keep": "last"}},
+    "pgd-20-adaptive": {"view": "deployed", "options": {"steps": 20, "step_size": "0.1eps", "loss": "adaptive"}},
+    "apgd-ce": {"view": "deployed", "options": {"steps": 100, "restarts": 1, "loss": "cross_entropy"}},
+    "square": {"view": "deployed", "options": {"queries": 5000}},
+}
+
+
+def first(count: int, n: int = 100) -> np.ndarray:
+    """The first so many of n images stand."""
+    return np.arange(n) < count
+
+
+def made_up_store(out: Path, table: Table = MADE_UP, seed: int = 0, more: int = 0) -> Store:
+    """Records of PGD-AT and PGD-AT + HE; m-HE is still to come."""
+    store, smoke = Store(out), SCALES["smoke"]
+    for row in table.rows[:2]:
+        run = run_of(table, row, smoke, seed)
+        for name, measurement in table.measurements(smoke).items():
+            columns = {"clean": first(80)}
+            if name == "standard":
+                columns |= {one: first(ROBUST[row.title] + more) for one in ("apgd-ce", "square", "robust")}
+            else:
+                columns |= {"pgd-20": first(PGD[row.title]), "pgd-20-adaptive": first(ROBUST[row.title])}
+            told = {one: {"n": len(bits), **SETTINGS.get(one, {})} for one, bits in columns.items()}
+            record: dict[str, Any] = {
+                "id": record_id(run.config, measurement),
+                "family": family_id(run.config, measurement),
+                "training": run.id,
+                "weights": f"weights {seed}",
+                "run": run.name,
+                "config": to_dict(run.config),
+                "measurement": {"name": name, **measurement.describe(), "suite": f"{name}/1", "hash": "h1"},
+                "trained": {
+                    "epochs": 2,
+                    "best_epoch": 1,
+                    "finished": "all 2 epochs are done",
+                    "selection": "best of epochs 1 to 1, by hand",
+                    "minutes": 12.5,
+                },
+                "result": {
+                    "data": "d1",
+                    "ids": "0-99",
+                    "n": 100,
+                    "suite": "S",
+                    "ball": "linf 0.2",
+                    "eps": 0.2,
+                    "seed": 0,
+                    "crafting": "float32",
+                    "columns": told,
+                },
+                "seconds": 90.0,
+                "outcomes": None,
+                "environment": {"device": "an abacus", "commit": "c1", "source": "s1", "torch": "2"},
+                "command": "hardsphere reproduce made-up",
+            }
+            store.add(record, columns)
+    return Store(out)

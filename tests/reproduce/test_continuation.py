@@ -16,9 +16,12 @@ from made_up import Coin, Workshop, workshop
 
 from hardsphere.errors import HardsphereError
 from hardsphere.recipes import recipe
+from hardsphere.reproduce import reproduce
+from hardsphere.reproduce.due import recorded
 from hardsphere.reproduce.plan import Group, Plan, Run, merge
-from hardsphere.reproduce.store import Store, claimed
-from hardsphere.reproduce.sweeping import recorded, sweep
+from hardsphere.reproduce.store import Store
+from hardsphere.reproduce.sweeping import sweep
+from hardsphere.reproduce.workplace import claimed
 
 NAMES = ("digits/pgd", "digits/pgd-he")
 
@@ -170,6 +173,24 @@ def test_the_logs_of_trainings_are_kept(shop: Workshop, tmp_path: Path) -> None:
     logs = sorted((tmp_path / "training").iterdir())
     assert len(logs) == 2
     assert [json.loads(line)["epoch"] for line in logs[0].read_text().splitlines()] == [1, 2, 3]
+
+
+EARLIER = Path(__file__).parent / "earlier"
+"""Records of PGD-AT and PGD-AT + HE at the smoke scale, as an earlier version wrote them; never to be made anew."""
+
+
+def test_records_of_an_earlier_version_are_continued_and_rendered(tmp_path: Path) -> None:
+    """All of it is recognised, so that nothing is trained or measured again, and the pages show the numbers."""
+    shutil.copytree(EARLIER, tmp_path / "out")
+    before = (tmp_path / "out" / "results.jsonl").read_bytes()
+    done = reproduce("ablation,gradients", out=tmp_path / "out", only=["pgd", "pgd-he"], device="cpu")
+    assert done.swept.complete
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+    table, analysis = (file.read_text(encoding="utf-8") for file in done.files)
+    assert "| **PGD-AT** | 79.17 [59.5, 90.8] | 37.50 [21.2, 57.3] |" in table
+    assert "| **PGD-AT + HE − PGD-AT** | +8.33 [-6.6, +25.8] | +4.17 [-21.3, +29.1] |" in table
+    assert "| PGD-20 | paper | 20 steps of 0.0194, on the cross-entropy, the last iterate counts;" in table
+    assert "| `network.fc.weight` | 1.30 [1.17, 1.43] | 1.25 | 1.70 [1.13, 2.26] | 1.30 |" in analysis
 
 
 # ---------------------------------------------------------------------------------------------------------------------

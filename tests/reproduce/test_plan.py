@@ -11,8 +11,10 @@ import yaml
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import SUITES, OfEps
 from hardsphere.recipes import recipe
+from hardsphere.reproduce.budget import seconds
 from hardsphere.reproduce.measures import Attacks, Corruptions, attacks
-from hardsphere.reproduce.plan import Run, expand, merge, read_plan, record_id, seconds
+from hardsphere.reproduce.plan import Run, merge, record_id
+from hardsphere.reproduce.reading import expand, read_plan
 from hardsphere.threat import Ball
 
 SMALL: dict[str, Any] = {"runs": ["digits/pgd"], "measure": ["quick"]}

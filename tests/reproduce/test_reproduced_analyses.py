@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hardsphere import analysis
 from hardsphere.data import Images, to_float
 from hardsphere.data import load as load_data
 from hardsphere.reproduce import ANALYSES, SCALES, Reproduced, reproduce
+from hardsphere.reproduce.analyses import _correlation
 from hardsphere.reproduce.tables import TABLES, plan_of
 from hardsphere.train import load
 
@@ -39,13 +41,16 @@ def test_an_analysis_end_to_end(name: str, out: Path) -> None:
     assert f"Command: `hardsphere reproduce {name}`" in text
     built = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
     assert [run["title"] for run in built["runs"]] == [row.title for row in entry.rows]
-    assert all(run["model"] and run["selection"] and run["hardware"] for run in built["runs"])
+    assert all(run["weights"] and run["selection"] and run["machines"] for run in built["runs"])
     assert built["found"][0]["facts"]["n"] == entry.images["smoke"]
     for row in entry.rows:
         assert row.title in text
-    for figure in entry.figures:
+    for figure, caption in entry.figures.items():
         assert (out / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"({figure}.png)" in text
+        assert f"({figure}.png)\n\n*{caption}.*" in text
+    for word in entry.terms:
+        assert f"- *{word}*: " in text
+        assert text.count(word) > 1  # it explains what is there
 
 
 def test_what_is_recorded_is_what_the_analysis_says(out: Path) -> None:
@@ -65,11 +70,43 @@ def test_what_is_recorded_is_what_the_analysis_says(out: Path) -> None:
         assert recorded["ratio"]["mean"] == pytest.approx(numbers["ratio"]["mean"], rel=1e-6)
 
 
+def test_an_analysis_shows_its_models_in_both_protocols(tmp_path: Path) -> None:
+    """Of the weights it looked at and no others: those of another training would be another model."""
+    out = tmp_path / "out"
+    shutil.copytree(Path(__file__).parent / "earlier", out)
+    only = ("pgd", "pgd-he")
+    page = reproduce("gradients", out=out, only=only, render_only=True).files[0].read_text(encoding="utf-8")
+    assert "| model | clean | n | PGD-20, *paper*, linf 0.2 | n | Standard, *honest*, linf 0.2 | n |" in page
+    assert "| PGD-AT | 79.17 [59.5, 90.8] | 24 | 37.50 [21.2, 57.3] | 24 | 16.67 [6.7, 35.9] | 24 |" in page
+    assert "all models together in" in page
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["measurement"]["name"] == "standard":
+            line["weights"] = "other weights"
+    (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = reproduce("gradients", out=out, only=only, render_only=True).files[0].read_text(encoding="utf-8")
+    assert "| PGD-AT | 79.17 [59.5, 90.8] | 24 | 37.50 [21.2, 57.3] | 24 | – | – |" in page
+
+
+def test_the_interval_of_a_correlation() -> None:
+    """Fisher's: against scipy's."""
+    stats = pytest.importorskip("scipy.stats")
+    first, second = (
+        [1.0, 2.0, 4.0, 3.0, 5.0, 7.0, 6.0, 9.0, 8.0, 0.0],
+        [2.0, 1.0, 3.0, 5.0, 4.0, 6.0, 9.0, 7.0, 0.0, 8.0],
+    )
+    found = stats.pearsonr(first, second)
+    low, high = found.confidence_interval(0.95)
+    told = _correlation({"targets_norms_correlation": found.statistic, "norms": first})
+    assert told == f"{found.statistic:.3f} [{low:.3f}, {high:.3f}]"
+    assert _correlation({"targets_norms_correlation": None, "norms": first}) == "–"
+
+
 def test_the_papers_table_7_stands_beside_ours(out: Path) -> None:
     made("table7", out)
     lines = (out / "table7.md").read_text(encoding="utf-8").splitlines()
-    assert "| the paper's | 67.09 | 62.89 |  | -4.20 |" in lines
-    assert "| the paper's | 50.37 | 33.75 |  | -16.62 |" in lines
+    assert "| in the paper | 67.09 | 62.89 | – | -4.20 |" in lines
+    assert "| in the paper | 50.37 | 33.75 | – | -16.62 |" in lines
 
 
 @pytest.mark.parametrize("scale", SCALES)

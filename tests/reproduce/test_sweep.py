@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,11 @@ from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import evaluate
 from hardsphere.recipes import recipe
+from hardsphere.reproduce import worker
 from hardsphere.reproduce.outcomes import read_outcomes
 from hardsphere.reproduce.plan import Group, Plan, Run, merge, record_id
-from hardsphere.reproduce.render import sweep_markdown
 from hardsphere.reproduce.store import Store
+from hardsphere.reproduce.sweep_page import sweep_markdown
 from hardsphere.reproduce.sweeping import sweep
 from hardsphere.train import load, train
 
@@ -193,7 +193,7 @@ def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, mo
             raise HardsphereError("The loss is not finite.")
         return good(config, path, **options)
 
-    monkeypatch.setattr(import_module("hardsphere.reproduce.sweeping"), "train", train)
+    monkeypatch.setattr(worker, "train", train)
     swept = sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
     assert swept.failed == {NAMES[1]: "The loss is not finite."}
     assert [one["run"] for one in swept.records.values()] == [NAMES[0], NAMES[2]]
@@ -263,7 +263,10 @@ def test_a_real_sweep_says_what_evaluate_says(tmp_path: Path) -> None:
     assert paper["result"]["protocol"] == "paper"
     assert [len(bits) for bits in read_outcomes(tmp_path / "out" / paper["outcomes"]).values()] == [30, 30, 10, 30]
     text = sweep_markdown(swept)
-    assert f"| digits/pgd-he | 40 | {100 * evaluation.clean_accuracy:.2f} [" in text
+    assert f"| digits/pgd-he | 0 | 40 | {100 * evaluation.clean_accuracy:.2f} [" in text
+    assert text.count("a column counts all up to it") == 1  # quick is a cascade, paper is not
+    assert "Protocol *paper* in the ball linf 0.2. Accuracy in %" in text
+    assert text.count("- Command: `hardsphere sweep tiny.yaml`") == 3
     assert f"parameters |\n| --- | ---: |\n| digits/pgd | {_parameters('digits/pgd')} |" in text
     called = [one["result"] for one in swept.records.values() if one["measurement"]["kind"] == "call"]
     assert called[0]["parameters"] > 0

@@ -10,28 +10,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hardsphere import models
-from hardsphere.config import to_dict
 from hardsphere.corruptions import CORRUPTIONS
 from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
-from hardsphere.evaluate.statistics import paired_difference
 from hardsphere.recipes import recipe
-from hardsphere.reproduce import ENTRIES, colour_digits, outline, paper, reproduce, tables
-from hardsphere.reproduce.building import Builder, recipe_line
-from hardsphere.reproduce.drawing import gains_figure, steps_figure
-from hardsphere.reproduce.outcomes import student
-from hardsphere.reproduce.plan import family_id, record_id
-from hardsphere.reproduce.render import markdown
+from hardsphere.reproduce import ENTRIES, outline, paper, reproduce, tables
+from hardsphere.reproduce.places import colour_digits
 from hardsphere.reproduce.scales import MEASURES, SCALES, limited
-from hardsphere.reproduce.store import Store
-from hardsphere.reproduce.tables import HONEST, TABLES, Column, Row, Table, plan_of, run_of
+from hardsphere.reproduce.tables import TABLES, plan_of, run_of
 from hardsphere.threat import Ball
-
-GOLDEN = Path(__file__).parent / "golden.md"
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -160,193 +150,6 @@ def test_rows_can_be_picked() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Rendering
-# ---------------------------------------------------------------------------------------------------------------------
-
-MADE_UP = Table(
-    "made-up",
-    "Table 0. A made-up table",
-    (
-        Row("PGD-AT", "pgd"),
-        Row("PGD-AT + HE", "pgd-he", against="PGD-AT"),
-        Row("PGD-AT + m-HE", "pgd-mhe", against="PGD-AT"),
-    ),
-    (
-        Column("Clean", "pgd-20", ("clean",)),
-        Column("PGD-20", "pgd-20", ("pgd-20",), "a note"),
-        Column("Minutes", "training", ("minutes",)),
-    ),
-    {"PGD-AT": {"Clean": 86.75, "PGD-20": 53.97}, "PGD-AT + HE": {"Clean": 86.19, "PGD-20": 59.36}},
-)
-ROBUST = {"PGD-AT": 40, "PGD-AT + HE": 41}  # of 100 images under the standard suite
-PGD = {"PGD-AT": 45, "PGD-AT + HE": 60}
-
-
-def first(count: int, n: int = 100) -> np.ndarray:
-    return np.arange(n) < count
-
-
-def made_up_store(out: Path, table: Table = MADE_UP, seed: int = 0, more: int = 0) -> Store:
-    """Records of PGD-AT and PGD-AT + HE; m-HE is still to come."""
-    store, smoke = Store(out), SCALES["smoke"]
-    for row in table.rows[:2]:
-        run = run_of(table, row, smoke, seed)
-        for name, measurement in table.measurements(smoke).items():
-            columns = {"clean": first(80)}
-            if name == "standard":
-                columns["robust"] = first(ROBUST[row.title] + more)
-            else:
-                columns |= {"pgd-20": first(PGD[row.title]), "pgd-20-adaptive": first(ROBUST[row.title])}
-            record: dict[str, Any] = {
-                "id": record_id(run.config, measurement),
-                "family": family_id(run.config, measurement),
-                "training": run.id,
-                "weights": f"weights {seed}",
-                "run": run.name,
-                "config": to_dict(run.config),
-                "measurement": {"name": name, **measurement.describe()},
-                "trained": {"epochs": 2, "best_epoch": 1, "selection": "by hand", "minutes": 12.5},
-                "result": {"data": "d1", "ids": "0-99", "n": 100, "suite": "S", "ball": "linf 0.2"},
-                "seconds": 90.0,
-                "outcomes": None,
-                "environment": {"device": "an abacus", "commit": "c1", "source": "s1", "torch": "2"},
-                "command": "hardsphere reproduce made-up",
-            }
-            store.add(record, columns)
-    return Store(out)
-
-
-def test_the_markdown_of_a_made_up_result(tmp_path: Path) -> None:
-    built = Builder(MADE_UP, SCALES["smoke"], made_up_store(tmp_path)).build(command="hardsphere reproduce made-up")
-    assert markdown(built) == GOLDEN.read_text(encoding="utf-8")
-
-
-def test_a_gain_that_vanishes_is_said_to_vanish(tmp_path: Path) -> None:
-    built = Builder(MADE_UP, SCALES["smoke"], made_up_store(tmp_path)).build()
-    assert not built["complete"]
-    assert [row["title"] for row in built["rows"] if row["missing"]] == ["PGD-AT + m-HE"]
-    pair = built["pairs"][0]
-    titles = [column["title"] for column in built["columns"]]
-    assert titles[-1] == HONEST.title
-    _, pgd, _, honest = pair["cells"]
-    assert pgd["value"] == pytest.approx(15)
-    assert pgd["interval"] == pytest.approx([100 * end for end in paired_difference(15, 0, 100)])
-    assert pgd["sign"] == 1
-    assert honest["value"] == pytest.approx(1)
-    assert honest["sign"] == 0
-    assert pair["verdict"] == "not shown"
-    assert built["pairs"][1]["verdict"] == "not measured"
-    (sentence,) = built["conclusions"]
-    assert sentence.startswith("PGD-AT + HE − PGD-AT: PGD-20 +15.00; under the honest protocol +1.00")
-    assert sentence.endswith("not shown.")
-
-
-@pytest.mark.parametrize(("he", "verdict"), [(60, "gain shown"), (20, "loss shown"), (40, "not shown")])
-def test_the_honest_column_alone_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, he: int, verdict: str
-) -> None:
-    monkeypatch.setitem(ROBUST, "PGD-AT + HE", he)
-    built = Builder(MADE_UP, SCALES["smoke"], made_up_store(tmp_path)).build()
-    assert built["pairs"][0]["verdict"] == verdict
-    assert bool(built["conclusions"]) == (verdict != "gain shown")
-
-
-def test_a_row_that_was_trained_again_says_so(tmp_path: Path) -> None:
-    store = made_up_store(tmp_path)
-    for record in store.lines[:2]:
-        record["trained"]["instead_of"] = ["older weights"]
-    (remark,) = Builder(MADE_UP, SCALES["smoke"], store).build()["remarks"]
-    assert remark.startswith("PGD-AT: trained again")
-    assert "those of older weights stay on record" in remark
-
-
-def test_numbers_of_other_weights_do_not_stand_in_a_row(tmp_path: Path) -> None:
-    store = made_up_store(tmp_path)
-    newer = json.loads(json.dumps(store.lines[0]))
-    newer["weights"], newer["trained"]["minutes"] = "newer", 99.0
-    store.lines.append(newer)
-    row = Builder(MADE_UP, SCALES["smoke"], store).build()["rows"][0]
-    assert not row["missing"]
-    assert row["cells"][2]["value"] == 12.5  # minutes of the training that has all the numbers
-
-
-def test_seeds_have_a_mean(tmp_path: Path) -> None:
-    for seed, more in ((0, 0), (1, 2), (2, 4)):
-        made_up_store(tmp_path, seed=seed, more=more)
-    built = Builder(MADE_UP, SCALES["smoke"], Store(tmp_path)).build((0, 1, 2))
-    rows = {row["title"]: row for row in built["rows"]}
-    honest = rows["PGD-AT + HE, mean of 3 seeds"]["cells"][-1]
-    assert honest["value"] == pytest.approx(43)
-    single = [rows[f"PGD-AT + HE, seed {seed}"]["cells"][-1] for seed in (0, 1, 2)]
-    own = mean((cell["interval"][1] - cell["interval"][0]) / 2 for cell in single)
-    assert own > 4.3027 * 2 / 3**0.5  # so few images say less than three seeds do
-    assert honest["interval"] == pytest.approx([43 - own, 43 + own])
-    assert rows["PGD-AT, mean of 3 seeds"]["cells"][2] == {"value": 12.5, "interval": None, "n": None, "paper": None}
-    pairs = {pair["title"]: pair for pair in built["pairs"]}
-    mean_pair = pairs["PGD-AT + HE − PGD-AT, mean of 3 seeds"]
-    assert mean_pair["cells"][-1]["value"] == pytest.approx(1)
-    assert mean_pair["verdict"] == "not shown"  # the same in all three, but within what other images might say
-    assert "PGD-AT + m-HE − PGD-AT, mean of 3 seeds" not in pairs
-    text = markdown(built)
-    assert "| **PGD-AT + HE, mean of 3 seeds** |" in text
-    assert "Student's interval over the seeds" in text
-    for seed, more in ((0, 0), (1, 20), (2, 40)):
-        made_up_store(tmp_path / "apart", seed=seed, more=more)
-    apart = Builder(MADE_UP, SCALES["smoke"], Store(tmp_path / "apart")).build((0, 1, 2))
-    spread = next(row for row in apart["rows"] if row["title"] == "PGD-AT, mean of 3 seeds")["cells"][-1]
-    half = 4.3027 * 20 / 3**0.5
-    assert spread["interval"] == pytest.approx([60 - half, 100.0])
-
-
-def test_students_distribution() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for freedom in range(1, 60):
-        assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)
-
-
-def test_a_wide_table_is_summed_up_and_shown_attack_by_attack(tmp_path: Path) -> None:
-    wide = replace(MADE_UP, columns=(*MADE_UP.columns, tables._ADAPTIVE[0]), headline=("Clean", "PGD-20"))
-    built = Builder(wide, SCALES["smoke"], made_up_store(tmp_path, wide)).build()
-    text = markdown(built)
-    assert text.index("## In short") < text.index("## PGD-AT") < text.index("## How it was measured")
-    assert "| pair | Clean | PGD-20 | Standard | honest gain |" in text
-    assert "| PGD-20 | paper | 100 | 45.00 [35.6, 54.8] | 53.97 | 60.00 [50.2, 69.1] | 59.36 |" in text
-    assert "| PGD-20 | **+15.00 [+9.3, +23.3]** | +5.39 |" in text
-    assert "| PGD-20 with s, m | adaptive | 100 |" in text
-    assert "| honest gain | **not shown** |  |" in text
-    assert "- Not begun: PGD-AT + m-HE" in text
-    (axes,) = gains_figure(built).axes
-    assert axes.get_title().startswith("PGD-AT + HE − PGD-AT")
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["Standard", "PGD-20 with s, m", "PGD-20"]
-
-
-def test_the_figure_of_the_steps_shows_both_protocols() -> None:
-    table = TABLES["steps"]
-    columns = [{"title": one.title, "protocol": "honest" if one is HONEST else "paper"} for one in table.all_columns]
-    rows = []
-    for k in (1, 2, 3):
-        for head, value in (("PGD-AT", 40.0 + k), ("PGD-AT + HE", 45.0 + k)):
-            cell = {"value": value, "interval": [value - 2, value + 3], "n": 100, "paper": None}
-            cells = [cell if k < 3 else None] * len(columns)  # the last is not measured yet
-            rows.append({"title": f"{head}, k = {k}", "seed": 0, "cells": cells})
-    (axes,) = steps_figure({"rows": rows, "columns": columns}).axes
-    curves = {drawn.get_label(): drawn.lines[0] for drawn in axes.containers}
-    assert set(curves) == {
-        f"{head}, {what}" for head in ("PGD-AT", "PGD-AT + HE") for what in ("PGD-20 (paper)", "Standard (honest)")
-    }
-    for label, curve in curves.items():
-        assert curve.get_xdata().tolist() == [1, 2]
-        assert curve.get_ydata().tolist() == ([46, 47] if "HE" in label else [41, 42])
-
-
-def test_a_recipe_line_trains_the_same_configuration() -> None:
-    config = recipe("cifar10/trades-he", {"epochs": 20, "attack.eps": 0.1, "ema.decay": 0.999, "source": "code"})
-    name, *changes = recipe_line(to_dict(config)).split()
-    again = recipe(name, dict(change.split("=") for change in changes) | {"source": "code"})
-    assert again == config
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # End to end
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -362,7 +165,7 @@ def test_table_2_end_to_end(tmp_path: Path) -> None:
     options: dict[str, Any] = {"only": rows, "overrides": TINY, "limits": FEW}
     first_call = reproduce("table2", "smoke", "1s", out=tmp_path, device="cpu", **options)
     assert not first_call.swept.complete
-    assert "**Incomplete**" in first_call.files[0].read_text(encoding="utf-8")
+    assert "**In progress**" in first_call.files[0].read_text(encoding="utf-8")
     done = reproduce("table2", "smoke", out=tmp_path, command="hardsphere reproduce table2", device="cpu", **options)
     assert done.swept.complete
     assert done.swept.failed == {}
@@ -405,7 +208,7 @@ def test_some_rows_at_a_time(tmp_path: Path) -> None:
     assert [row["title"] for row in table["rows"] if not row["missing"]] == ["PGD-AT", "PGD-AT + HE"]
     assert analysis["complete"]
     assert analysis["absent"] == ["PGD-AT + m-HE"]
-    assert "Without PGD-AT + m-HE." in done.files[1].read_text(encoding="utf-8")
+    assert "Not looked at yet: PGD-AT + m-HE." in done.files[1].read_text(encoding="utf-8")
     counts = {column["title"]: column["n"] for column in table["columns"]}
     assert (counts["PGD-500"], counts["PGD-20"]) == (3, 6)
     after = outline("table2,gradients", out=tmp_path, only=["pgd", "pgd-he"], **options)

@@ -1,9 +1,10 @@
 """Rebuilding the paper: `reproduce` makes a table in both protocols, `sweep` runs anyone's own plan.
 
-`reproduce` plans the runs a table needs (`tables`, at a scale of `scales`), has them trained, judged and recorded
-inside a budget (`sweeping`, `store`), puts the table together (`building`) with the paper's numbers (`paper`) beside
-the measured ones, and writes it (`render`, `drawing`). What is recorded is not done again, so that a table grows from
-call to call and from machine to machine, and tables share what they have in common.
+`reproduce` plans the runs a table needs (`tables`, `analyses`, at a scale of `scales`), has them trained, judged and
+recorded inside a budget (`sweeping`, `worker`, `store`), puts the table together (`building`) with the paper's numbers
+(`paper`) beside the measured ones, and writes it (`table_page`, `analysis_page`, `drawing`). What is recorded is not
+done again, so that a table grows from call to call and from machine to machine, and tables share what they have in
+common.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from hardsphere.callable import make_callable
-from hardsphere.data import Images
-from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.evaluate import Progress
-from hardsphere.files import appearing, write_json, write_text
+from hardsphere.files import write_json, write_text
 from hardsphere.reproduce.analyses import ANALYSES as ANALYSES
-from hardsphere.reproduce.analyses import Analysis
+from hardsphere.reproduce.analysing import Analysis
+from hardsphere.reproduce.analysis_page import analysis_page
 from hardsphere.reproduce.building import Builder
-from hardsphere.reproduce.drawing import FIGURES, drawn
+from hardsphere.reproduce.drawing import draw
+from hardsphere.reproduce.due import Swept, recorded
 from hardsphere.reproduce.outlining import outline as outline_plan
+from hardsphere.reproduce.places import Places, with_data
 from hardsphere.reproduce.plan import Plan as Plan
-from hardsphere.reproduce.plan import read_plan as read_plan
-from hardsphere.reproduce.render import markdown
-from hardsphere.reproduce.render import sweep_markdown as sweep_markdown
+from hardsphere.reproduce.reading import read_plan as read_plan
 from hardsphere.reproduce.scales import SCALES as SCALES
 from hardsphere.reproduce.scales import Scale, limited, scale_named
 from hardsphere.reproduce.store import Store
-from hardsphere.reproduce.sweeping import Places, Swept, place_of, recorded
+from hardsphere.reproduce.sweep_page import sweep_markdown as sweep_markdown
 from hardsphere.reproduce.sweeping import sweep as sweep
+from hardsphere.reproduce.table_page import table_page
 from hardsphere.reproduce.tables import TABLES as TABLES
 from hardsphere.reproduce.tables import Table, check_only, plan_of
 from hardsphere.train.loop import Reporter, Silence
@@ -106,7 +107,7 @@ def reproduce(
         if table == "all":
             asked = asked.keeping([one for one in asked.entries if _has_a_row(one, asked)])
     else:
-        ready, places, left_out = _with_data(asked.entries, asked.scale, data_dir, asked.work)
+        ready, places, left_out = with_data(asked.entries, asked.scale, data_dir, asked.work)
         for sentence in left_out:
             watch.say(sentence)
         asked = asked.keeping(ready)
@@ -206,13 +207,11 @@ def _write(
     """Write a table or an analysis from what is recorded: Markdown, JSON and a figure."""
     if isinstance(entry, Analysis):
         content = entry.build(asked.scale, store, asked.seeds, asked.overrides, command, remarks, asked.only)
-        text = entry.markdown(content)
+        text = analysis_page(content, entry.lines)
     else:
         content = Builder(entry, asked.scale, store, asked.overrides).build(asked.seeds, command, remarks)
-        figure, make = f"{entry.name}.png", FIGURES.get(entry.name)
-        shown = make is not None and drawn(lambda: make(content), asked.folder / figure)
-        content["figures"] = [figure] if shown else []
-        text = markdown(content)
+        content |= draw(content, asked.folder)
+        text = table_page(content)
     write_json(asked.folder / f"{entry.name}.json", content)
     write_text(asked.folder / f"{entry.name}.md", text)
     return content
@@ -229,46 +228,6 @@ def entry_named(name: str) -> Table | Analysis:
             f"Unknown table '{name}': use all or one of {', '.join(ENTRIES)}.{nearest(name, ENTRIES)}"
         )
     return ENTRIES[name]
-
-
-def _with_data(
-    tables: Sequence[Table | Analysis], scale: Scale, data_dir: Places, work: Path
-) -> tuple[list[Table | Analysis], dict[str, Path], list[str]]:
-    """The tables whose data is there, where it lies, and a sentence for each that is left out."""
-    needed = dict.fromkeys(table.data_at(scale) for table in tables)
-    places: dict[str, Path] = {}
-    for name in needed:
-        # One directory, without a name, is CIFAR-10's unless only an image folder is asked for.
-        meant = isinstance(data_dir, Mapping) or name != "folder" or len(needed) == 1
-        place = place_of(data_dir, name) if meant else None
-        if name == "arrays":
-            place = colour_digits(work / "digits-32.npz")
-        if place is not None:
-            places[name] = place
-    ready = [table for table in tables if table.data_at(scale) in (*places, "digits")]
-    if not ready:
-        (name, *_) = needed
-        raise HardsphereError(f"The scale '{scale.name}' needs the data '{name}': say where it lies with --data.")
-    left_out = [f"{one.name} is left out: it needs the data '{one.data}'." for one in tables if one not in ready]
-    return ready, places, left_out
-
-
-def colour_digits(file: Path) -> Path:
-    """The digits as colour images of 32 x 32 pixels: corruptions are defined on nothing smaller or grey."""
-    import numpy as np
-
-    if file.exists():
-        return file
-    digits = load_data("digits", validation=0)
-    assert isinstance(digits.train, Images)
-    assert isinstance(digits.test, Images)
-    arrays: dict[str, Any] = {}
-    for split, images in (("train", digits.train), ("test", digits.test)):
-        large = images.pixels.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
-        arrays[f"x_{split}"], arrays[f"y_{split}"] = large.expand(-1, 3, -1, -1).numpy(), images.labels.numpy()
-    with appearing(file) as partial, partial.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
-    return file
 
 
 make_callable(__name__)  # `hardsphere.reproduce(...)`

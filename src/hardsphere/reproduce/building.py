@@ -12,20 +12,16 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from hardsphere.config import flatten, from_dict
-from hardsphere.recipes import recipe
 from hardsphere.reproduce import paper
-from hardsphere.reproduce.measures import Measurement
+from hardsphere.reproduce.origins import Plain, attack_origin, measurement_origin, trained_again, training_origin
 from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy, student
 from hardsphere.reproduce.plan import record_id
 from hardsphere.reproduce.scales import Scale
 from hardsphere.reproduce.store import Record, Store
 from hardsphere.reproduce.tables import HONEST, Column, Row, Table, run_of
 
-SCHEMA = "hardsphere.table/2"
+SCHEMA = "hardsphere.table/3"
 VERDICTS = {1: "gain shown", 0: "not shown", -1: "loss shown"}
-
-Plain = dict[str, Any]
 
 
 class Builder:
@@ -48,13 +44,14 @@ class Builder:
             lines += [line for row in rows if any((line := self._mean_row(row, seeds))["cells"])]
             paired = (self._mean_pair(row, seeds) for row in rows if row.against is not None)
             pairs += [pair for pair in paired if any(pair["cells"])]
-        runs = [self._provenance(row, seed) for seed in seeds for row in _distinct(rows)]
+        runs = [self._run(row, seed) for seed in seeds for row in _distinct(rows)]
         return {
             "schema": SCHEMA,
             "table": self.table.name,
             "title": self.table.title,
             "scale": self.scale.name,
             "about": self.scale.about,
+            "seeds": list(seeds),
             "complete": not any(line["missing"] for line in lines),
             "headline": [*self.table.headline, HONEST.title] if self.table.headline else [],
             "columns": [self._column(column, rows, seeds) for column in self.columns],
@@ -185,18 +182,32 @@ class Builder:
         if honest is None or honest["sign"] > 0 or not gains:
             return None
         low, high = honest["interval"]
-        fate = "not shown" if honest["sign"] == 0 else "a loss"
+        fate = "is not shown" if honest["sign"] == 0 else "turns into a loss"
         return (
-            f"{pair['title']}: {', '.join(gains)}; under the honest protocol {honest['value']:+.2f} "
-            f"[{low:+.2f}, {high:+.2f}]: {fate}."
+            f"{pair['title']}: the gain in the paper's protocol ({', '.join(gains)}) {fate} in the honest one: "
+            f"{honest['value']:+.2f} [{low:+.2f}, {high:+.2f}], n = {honest['n']:,}."
         )
 
     # -- where they come from -----------------------------------------------------------------------------------------
 
     def _column(self, column: Column, rows: Sequence[Row], seeds: Sequence[int]) -> Plain:
         counts = [cell["n"] for row in rows for seed in seeds if (cell := self._cell(row, column, seed)) is not None]
-        n = max((count for count in counts if count is not None), default=None)
-        return {"title": column.title, "protocol": self._protocol(column), "n": n, "note": column.note}
+        return {
+            "title": column.title,
+            "protocol": self._protocol(column),
+            "n": max((count for count in counts if count is not None), default=None),
+            "note": column.note,
+            "measurement": column.measure,
+            **self._attack(column, rows, seeds),
+        }
+
+    def _attack(self, column: Column, rows: Sequence[Row], seeds: Sequence[int]) -> Plain:
+        """The attack behind a column, from the first record of it: what settles its numbers is the same in all."""
+        for seed in seeds:
+            for row in rows:
+                if (record := self.records(row, seed).get(column.measure)) is not None:
+                    return attack_origin(_cells(column, row, record), record["result"])
+        return {"attack": "", "ball": ""}
 
     def _protocol(self, column: Column) -> str:
         if column.measure == "training":
@@ -207,36 +218,19 @@ class Builder:
         return column.protocol or str(said.get("protocol", said["kind"]))
 
     def _measured(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[Plain]:
-        """How each measurement was made, from the first record of it."""
+        """How each measurement was made, going by all records of it that the table shows."""
         found = []
         for name, measurement in self.measurements.items():
-            records = (self.records(row, seed).get(name) for seed in seeds for row in rows)
-            record = next((one for one in records if one is not None), None)
-            found.append({"name": name, **_measurement(measurement, record)})
+            records = (self.records(row, seed).get(name) for seed in seeds for row in _distinct(rows))
+            found.append(measurement_origin(measurement, [one for one in records if one is not None]))
         return found
 
-    def _provenance(self, row: Row, seed: int) -> Plain | None:
+    def _run(self, row: Row, seed: int) -> Plain | None:
         records = list(self.records(row, seed).values())
         if not records:
             return None
-        machine, trained = records[0]["environment"], records[0]["trained"]
-        return {
-            "title": _defence(row),
-            "id": records[0]["training"],
-            "recipe": recipe_line(records[0]["config"]),
-            "seed": seed,
-            "epochs": trained["epochs"],
-            "best_epoch": trained["best_epoch"],
-            "selection": trained["selection"],
-            "training_minutes": trained["minutes"],
-            "judging_minutes": sum(one["seconds"] for one in records) / 60,
-            "weights": records[0]["weights"],
-            "commits": sorted({commit_of(one) for one in records}),
-            "hardware": machine["device"],
-            "torch": machine["torch"],
-            "outcomes": [one["outcomes"] for one in records],
-            "commands": list(dict.fromkeys(one["command"] for one in records if one["command"])),
-        }
+        first = records[0]
+        return training_origin(_defence(row), first["config"], first["trained"], first["weights"], records)
 
     def _remarks(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
         """What the evaluations remarked, and what was other than it should be."""
@@ -249,21 +243,8 @@ class Builder:
                         text = "mCA is the mean over the other 14 corruptions; the paper's is over all 15."
                         found[f"{name}: {text}"] = None
                     if again := record["trained"].get("instead_of"):
-                        found[_trained_again(_defence(row), record["weights"], again)] = None
+                        found[trained_again(_defence(row), record["weights"], again)] = None
         return list(found)
-
-
-def commit_of(record: Mapping[str, Any]) -> str:
-    """The commit of the code; where there was no version control, the digest of its source."""
-    machine = record["environment"]
-    return str(machine["commit"] or f"source {machine['source']}")
-
-
-def _trained_again(title: str, weights: str, earlier: Sequence[str]) -> str:
-    return (
-        f"{title}: trained again, since weights measured in part were gone; all its numbers are of the weights "
-        f"{weights}, those of {', '.join(earlier)} stay on record and are not shown."
-    )
 
 
 def _distinct(rows: Sequence[Row]) -> list[Row]:
@@ -321,27 +302,3 @@ def _mean_cell(cells: Sequence[Plain | None]) -> Plain | None:
 
 def _titled(title: str, seed: int, several: bool) -> str:
     return f"{title}, seed {seed}" if several else title
-
-
-def _measurement(measurement: Measurement, record: Record | None) -> Plain:
-    said = measurement.describe()
-    if record is None:
-        return said
-    keys = ("suite", "ball", "n", "data", "seed", "changes", "from", "protocol", "crafting")
-    return said | {key: record["result"][key] for key in keys if key in record["result"]}
-
-
-def recipe_line(config: Mapping[str, Any]) -> str:
-    """``cifar10/pgd-he epochs=20 ...``: what `hardsphere train` is given to train this configuration."""
-    made = from_dict(config)
-    base, ours = flatten(recipe(made.recipe, {"source": made.source})), flatten(made)
-    changes = [f"{key}={_word(value)}" for key, value in ours.items() if base.get(key) != value]
-    return " ".join([made.recipe, *changes])
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_word, value))
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,25 +1,25 @@
 """What can be measured on a trained model: a suite of attacks, common corruptions, or any function of one's own.
 
 A measurement says in plain values what decides its numbers (`describe`), so that a recorded one is recognised, and
-gives facts that fit into JSON together with per-sample outcomes. A new kind is one class here and one line in `KINDS`.
+gives facts that fit into JSON together with per-sample outcomes. A new kind is one class here and one line in
+`hardsphere.reproduce.reading.KINDS`, which says how people write it in a plan.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from hardsphere.config import number
 from hardsphere.corruptions import CORRUPTIONS
 from hardsphere.data import Source
 from hardsphere.errors import HardsphereError, nearest
-from hardsphere.evaluate import Entry, Evaluation, OfEps, Outcome, Progress, Suite, evaluate, suite_named
+from hardsphere.evaluate import Evaluation, Outcome, Progress, Suite, evaluate, suite_named
 from hardsphere.evaluate.card import proportion
 from hardsphere.evaluate.common import evaluate_corruptions
 from hardsphere.reproduce.outcomes import Bits
@@ -325,126 +325,3 @@ def attacks(
 
 def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What people write in a plan
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def read_measurement(plain: Any) -> Measurement:
-    """One item of a plan's ``measure`` list; see `hardsphere.reproduce.plan`."""
-    if isinstance(plain, str):
-        plain = {"corruptions": True} if plain == "corruptions" else {"suite": plain}
-    if not isinstance(plain, Mapping):
-        raise HardsphereError(f"A measurement is '{plain}', but must be a suite's name or a mapping such as suite: x.")
-    kinds = [kind for kind in KINDS if kind in plain]
-    if len(kinds) != 1:
-        raise HardsphereError(f"A measurement needs exactly one of {', '.join(KINDS)}, but has {_listed(plain)}.")
-    return KINDS[kinds[0]](dict(plain))
-
-
-def _listed(plain: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, plain)) or "nothing"
-
-
-def _read_suite(plain: dict[str, Any]) -> Measurement:
-    allowed = ("suite", "name", "only", "limits", "options", "eps", "limit", "seed")
-    check_keys(plain, allowed, "A measurement with a suite")
-    return attacks(
-        str(plain["suite"]),
-        name=plain.get("name"),
-        only=plain.get("only"),
-        limits={entry: _count(f"limits.{entry}", value) for entry, value in (plain.get("limits") or {}).items()},
-        options={entry: _options(values) for entry, values in (plain.get("options") or {}).items()},
-        **_place(plain),
-    )
-
-
-def _read_entries(plain: dict[str, Any]) -> Measurement:
-    check_keys(plain, ("entries", "name", "protocol", "cascade", "eps", "limit", "seed"), "A measurement with entries")
-    if "name" not in plain:
-        raise HardsphereError("A measurement with entries needs a name.")
-    allowed = [item.name for item in fields(Entry)]
-    entries = []
-    for entry in plain["entries"] or ():
-        if not isinstance(entry, Mapping) or not {"name", "attack"} <= set(entry):
-            raise HardsphereError(f"The entry '{entry}' needs at least a name and an attack.")
-        check_keys(entry, allowed, "An entry")
-        values = dict(entry) | {"options": _options(entry.get("options") or {})}
-        values |= {key: tuple(values[key]) for key in ("norms", "needs") if key in values}
-        entries.append(Entry(**values))
-    protocol = str(plain.get("protocol", "honest"))
-    suite = Suite(str(plain["name"]), 1, protocol, tuple(entries), bool(plain.get("cascade", False)))
-    return Attacks(suite.name, suite, **_place(plain))
-
-
-def _read_corruptions(plain: dict[str, Any]) -> Measurement:
-    check_keys(plain, ("corruptions", "name", "names", "limit", "seed"), "A measurement of corruptions")
-    place = plain["corruptions"]
-    if place in (False, None):
-        raise HardsphereError("corruptions is off: leave that measurement out.")
-    chosen = tuple(plain.get("names") or CORRUPTIONS)
-    for one in chosen:
-        if one not in CORRUPTIONS:
-            raise HardsphereError(f"Unknown corruption '{one}'.{nearest(str(one), CORRUPTIONS)}")
-    values = {key: value for key, value in _place(plain).items() if key != "eps"}
-    return Corruptions(str(plain.get("name", "corruptions")), None if place is True else str(place), chosen, **values)
-
-
-def _read_call(plain: dict[str, Any]) -> Measurement:
-    check_keys(plain, ("call", "name", "options"), "A measurement that calls a function")
-    call = Call(str(plain.get("name", plain["call"])), str(plain["call"]), plain.get("options") or {})
-    call.resolve()
-    return call
-
-
-def _place(plain: Mapping[str, Any]) -> dict[str, Any]:
-    eps = plain.get("eps")
-    try:
-        radius = eps if eps is None or eps == "run" else number(eps)
-    except (ValueError, TypeError, ZeroDivisionError):
-        raise HardsphereError(
-            f"eps is '{eps}', but must be a number such as 8/255, or run for the run's own."
-        ) from None
-    limit = plain.get("limit")
-    return {
-        "eps": radius,
-        "limit": None if limit is None else _count("limit", limit),
-        "seed": _count("seed", plain.get("seed", 0), least=0),
-    }
-
-
-def _count(key: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise HardsphereError(f"{key} is '{value}', but must be a whole number from {least} on.")
-    return value
-
-
-def _options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an attack; a length such as ``0.25eps`` grows with the ball."""
-
-    def read(value: Any) -> Any:
-        if isinstance(value, str) and value.endswith("eps"):
-            return OfEps(number(value.removesuffix("eps") or "1"))
-        return number(value) if isinstance(value, str) and "/" in value else value
-
-    if not isinstance(values, Mapping):
-        raise HardsphereError(f"The options '{values}' must be a mapping such as steps: 10.")
-    return {key: read(value) for key, value in values.items()}
-
-
-def check_keys(plain: Mapping[str, Any], allowed: Sequence[str], what: str) -> None:
-    """Refuse keys that mean nothing."""
-    for key in plain:
-        if key not in allowed:
-            raise HardsphereError(f"{what} has the unknown key '{key}'.{nearest(str(key), allowed)}")
-
-
-KINDS: dict[str, Callable[[dict[str, Any]], Measurement]] = {
-    "suite": _read_suite,
-    "entries": _read_entries,
-    "corruptions": _read_corruptions,
-    "call": _read_call,
-}
-"""What a measurement in a plan can be, by the key that says so."""

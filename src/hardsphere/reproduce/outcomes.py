@@ -90,7 +90,7 @@ def accuracy(columns: Sequence[Bits]) -> Estimate:
 def difference(first: Sequence[Bits], second: Sequence[Bits]) -> Estimate:
     """First minus second on the same images: Tango's interval for one column, the normal one over images for several.
 
-    The images must be the same and in the same order; see `hardsphere.reproduce.sweeping.Store.compare`.
+    The images must be the same and in the same order; see `hardsphere.reproduce.store.Store.compare`.
     """
     if len(first) != len(second) or [len(bits) for bits in first] != [len(bits) for bits in second]:
         raise HardsphereError("Two measurements on different numbers of images or columns cannot be paired.")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hardsphere.config import Config, to_dict
-from hardsphere.reproduce.building import recipe_line
 from hardsphere.reproduce.measures import Attacks, Corruptions, Measurement
+from hardsphere.reproduce.origins import recipe_line
 from hardsphere.reproduce.plan import Plan, Run, record_id
 from hardsphere.reproduce.store import Store
-from hardsphere.reproduce.sweeping import TRAINED
+from hardsphere.reproduce.workplace import Workplace
 
 IMAGES = {"cifar10": (49_000, 10_000), "cifar100": (49_000, 10_000), "digits": (1_294, 359), "arrays": (1_294, 359)}
 """Training and test images of data sets whose size is known without looking."""
@@ -25,8 +25,7 @@ def outline(plan: Plan, store: Store, work: Path) -> list[str]:
     lines: list[str] = []
     total = 0.0
     for run in plan.runs:
-        here = (work / run.id / TRAINED).exists()
-        more, cost = _run(run, store, here)
+        more, cost = _run(run, store, Workplace(work).trained(run))
         lines, total = [*lines, *more], total + cost
     for group in plan.groups:
         state = "to do" if store.latest(group.id) is None else "recorded"

@@ -87,7 +87,8 @@ _SMOKE_OPTIONS: dict[str, dict[str, Any]] = {
 SCALES: dict[str, Scale] = {
     "smoke": Scale(
         "smoke",
-        "8 x 8 digits, a small CNN, two epochs, a few images and shortened attacks: that everything works, no result",
+        "8 x 8 digits in place of the paper's data, a small CNN, two epochs, a few images and shortened attacks: this "
+        "shows that everything works, and is no result",
         _smoke,
         {"*": 24, "corruptions": 12},
         options=_SMOKE_OPTIONS,

@@ -168,23 +168,6 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-@contextmanager
-def claimed(file: Path) -> Iterator[bool]:
-    """Whether some work is ours for as long as this lasts; false while another process is at it."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        stream = file.open("w")
-    except OSError as reason:
-        raise HardsphereError(f"The directory '{file.parent}' cannot be written ({reason}).") from None
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True
-
-
 def _among(run: Run, found: Mapping[str, Record]) -> list[Measurement]:
     return [one for one in run.measurements if one.name in found]
 

@@ -1,0 +1,132 @@
+"""What the pages share: lines and cells of Markdown tables, and the section that says where the models come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hardsphere.reproduce.origins import Plain
+
+NOTHING = "–"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:].removesuffix('.')}."
+
+
+def header(cells: Sequence[str], words: int = 1) -> list[str]:
+    """The head of a Markdown table, whose first columns hold words and whose others hold numbers."""
+    return [line(cells), line(["---"] * words + ["---:"] * (len(cells) - words))]
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def bullets(sentences: Sequence[str]) -> list[str]:
+    """A list, with an empty line after it if there is any."""
+    return [*(f"- {escape(text)}" for text in sentences), *([""] if sentences else [])]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cells
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def value(cell: Plain | None, usual: int | None = None, sign: str = "") -> str:
+    """A number with its interval, and with its own number of images if that is not the column's."""
+    if cell is None:
+        return NOTHING
+    if cell["interval"] is None:
+        return f"{cell['value']:{sign}.4g}"
+    low, high = cell["interval"]
+    own = f" (n = {cell['n']:,})" if cell["n"] not in (None, usual) else ""
+    return f"{cell['value']:{sign}.2f} [{low:{sign}.1f}, {high:{sign}.1f}]{own}"
+
+
+def difference(cell: Plain | None, usual: int | None = None) -> str:
+    """Bold where its interval excludes 0."""
+    text = value(cell, usual, "+")
+    return f"**{text}**" if cell is not None and cell.get("sign") else text
+
+
+def printed(cell: Plain | None, sign: str = "") -> str:
+    """The paper's own number."""
+    if cell is None or cell["paper"] is None:
+        return NOTHING
+    return f"{cell['paper']:{sign}.4g}" if cell["interval"] is None else f"{cell['paper']:{sign}.2f}"
+
+
+def accuracy(proportion: Mapping[str, Any] | None) -> str:
+    """A recorded proportion in percent, with its interval."""
+    if proportion is None or proportion["accuracy"] is None:
+        return NOTHING
+    low, high = (100 * end for end in proportion["interval"])
+    return f"{100 * proportion['accuracy']:.2f} [{low:.1f}, {high:.1f}]"
+
+
+def count(n: int | None) -> str:
+    return NOTHING if n is None else f"{n:,}"
+
+
+def minutes(spent: float) -> str:
+    """Two decimals, or one digit where they would say nothing."""
+    return f"{spent:.2f}" if spent >= 0.05 else f"{spent:.1g}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where the models come from
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def runs_section(runs: Sequence[Plain], command: str, judged: bool = True) -> list[str]:
+    """The trainings, how each can be made again, and the commands behind the page.
+
+    Args:
+        runs: as `hardsphere.reproduce.origins.training_origin` gives them.
+        command: the one that writes the page; others may have worked on it before.
+        judged: whether the minutes of judging are those of single runs.
+    """
+    if not runs:
+        return []
+    words = ["run", "network", "weights", "commit", "machine"]
+    numbers = ["seed", "epoch kept", "training, min", *(["judging, min"] if judged else [])]
+    lines = ["## Runs", "", *header([*words, *numbers], words=len(words))]
+    for run in runs:
+        cells = [run["title"], run["network"], f"`{run['weights']}`", ", ".join(run["commits"])]
+        cells += ["; ".join(run["machines"]), str(run["seed"]), f"{run['best_epoch']} of {run['epochs']}"]
+        spent = [run["training_minutes"], *([run["judging_minutes"]] if judged else [])]
+        lines.append(line([*cells, *map(minutes, spent)]))
+    commands = dict.fromkeys([command, *(one for run in runs for one in run["commands"])])
+    return [
+        *lines,
+        "",
+        *(f"- {run['title']}: `hardsphere train {run['recipe']}`" for run in runs),
+        *_selections(runs),
+        *_early_ends(runs),
+        *(f"- Command: `{one}`" for one in commands if one),
+    ]
+
+
+def _selections(runs: Sequence[Plain]) -> list[str]:
+    """Which epoch was kept and why, once for all runs that agree."""
+    texts = dict.fromkeys(run["selection"] for run in runs)
+    if len(texts) == 1:
+        return [f"- Epoch kept: {text}" for text in texts]
+    return [f"- Epoch kept of {', '.join(_titles(runs, text))}: {text}" for text in texts]
+
+
+def _titles(runs: Sequence[Plain], selection: str) -> list[str]:
+    return list(dict.fromkeys(run["title"] for run in runs if run["selection"] == selection))
+
+
+def _early_ends(runs: Sequence[Plain]) -> list[str]:
+    """Trainings that did not go to the end, such as FastAT after a collapse."""
+    early = [run for run in runs if run["finished"] and not run["finished"].startswith("all ")]
+    return [f"- {run['title']}, seed {run['seed']}, ended early: {run['finished']}" for run in early]

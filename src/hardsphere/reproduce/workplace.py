@@ -1,0 +1,91 @@
+"""Where runs are worked on: their weights and ledgers, so that what was interrupted goes on.
+
+    work/<id>/              a run directory, and the ledgers of what is measured on it
+    work/<id>.lock          held by the process that is at it
+
+All of it may be thrown away: what is recorded (`hardsphere.reproduce.store`) needs no weights to go on from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardsphere.errors import HardsphereError
+from hardsphere.files import write_json, write_text
+from hardsphere.reproduce.plan import Run
+
+TRAINED = "trained.json"  # beside the weights of a finished training: what there is to say about it
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A directory of run directories."""
+
+    path: Path
+
+    def prepare(self) -> None:
+        """Make it, invisible to git: weights and ledgers are no results."""
+        try:
+            write_text(self.path / ".gitignore", "*\n")
+        except OSError as reason:
+            raise HardsphereError(f"The directory '{self.path}' cannot be written ({reason}).") from None
+
+    def of(self, run: Run) -> Path:
+        """The run directory."""
+        return self.path / run.id
+
+    def lock(self, identity: str) -> Path:
+        """The file that whoever works on a run or a group holds; see `claimed`."""
+        return self.path / f"{identity}.lock"
+
+    def begun(self, run: Run) -> bool:
+        """Whether there are checkpoints, of a finished training or not."""
+        return (self.of(run) / "checkpoints").is_dir()
+
+    def trained(self, run: Run) -> bool:
+        """Whether the weights of a finished training are there."""
+        return (self.of(run) / TRAINED).exists() and self.begun(run)
+
+    def note(self, run: Run) -> dict[str, Any]:
+        """What there is to say about a finished training."""
+        found: dict[str, Any] = json.loads((self.of(run) / TRAINED).read_text(encoding="utf-8"))
+        return found
+
+    def leave_note(self, run: Run, facts: Mapping[str, Any]) -> None:
+        """Say that a training is finished, last of all."""
+        write_json(self.of(run) / TRAINED, dict(facts))
+
+    def weights(self, run: Run) -> str | None:
+        """The digest of the weights of a finished training, as far as they are there."""
+        return str(self.note(run)["weights"]) if self.trained(run) else None
+
+    def drop_weights(self, run: Run) -> None:
+        """Keep of a run directory only what is small: configuration, environment and metrics."""
+        (self.of(run) / TRAINED).unlink(missing_ok=True)  # first: what is left must never look like a finished training
+        for item in self.of(run).iterdir():
+            if item.is_dir():
+                shutil.rmtree(item)
+
+
+@contextmanager
+def claimed(file: Path) -> Iterator[bool]:
+    """Whether some work is ours for as long as this lasts; false while another process is at it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        stream = file.open("w")
+    except OSError as reason:
+        raise HardsphereError(f"The directory '{file.parent}' cannot be written ({reason}).") from None
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
