@@ -162,7 +162,7 @@ def made_up_store(out: Path, table: Table = MADE_UP, seed: int = 0, more: int = 
                     "epochs": 2,
                     "best_epoch": 1,
                     "finished": "all 2 epochs are done",
-                    "selection": "best of epochs 1 to 1, by hand",
+                    "selection": "best of epochs 1 to 2, by hand",
                     "minutes": 12.5,
                 },
                 "result": {

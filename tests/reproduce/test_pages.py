@@ -227,10 +227,11 @@ def test_a_training_that_ended_early_says_so(tmp_path: Path) -> None:
     store = made_up_store(tmp_path)
     for record in store.lines[:2]:
         record["trained"]["finished"] = "rolled back to epoch 1: PGD accuracy collapsed in epoch 2"
+        record["trained"]["selection"] = "best of epochs 1 to 1, by hand"
     text = table_page(Builder(MADE_UP, SCALES["smoke"], store).build())
     assert "- PGD-AT, seed 0, ended early: rolled back to epoch 1: PGD accuracy collapsed in epoch 2" in text
     assert "- Epoch kept of PGD-AT: best of epochs 1 to 1, by hand" in text
-    assert "- Epoch kept of PGD-AT + HE: best of epochs 1 to 2, by hand" in text  # which it is once all are done
+    assert "- Epoch kept of PGD-AT + HE: best of epochs 1 to 2, by hand" in text
 
 
 def test_a_recipe_line_trains_the_same_configuration() -> None:

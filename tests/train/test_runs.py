@@ -99,9 +99,28 @@ def test_a_run_directory_has_everything(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2]
     assert {"loss", "lr", "adversarial_accuracy", "validation_clean", "validation_robust"} <= rows[0].keys()
     deployed = load(path)
-    assert deployed.selection.startswith("best of epochs 1 to")
+    assert deployed.selection.startswith("best of epochs 1 to 2, by margin-PGD-")
     assert deployed.class_names == tuple("0123456789")
     assert deployed.ball == Ball("linf", 0.2)
+
+
+def test_the_best_checkpoint_ends_as_the_best_of_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first epoch is the best: its weights are kept as they were, and say in the end that three were judged."""
+    path, found, seen = tmp_path / "run", iter([(0.9, 0.8), (0.9, 0.5), (0.9, 0.6)]), []
+
+    def judge(*_: object, **__: object) -> tuple[float, float]:
+        if (path / "checkpoints" / "best").exists():
+            seen.append(load(path))
+        return next(found)
+
+    monkeypatch.setattr(loop, "held_out_accuracy", judge)
+    train(short("digits/pgd", epochs="3"), path)
+    early, best = seen[0], load(path)
+    assert early.selection.startswith("best of epochs 1 to 1, by margin-PGD-")
+    assert best.selection.startswith("best of epochs 1 to 3, by margin-PGD-")
+    assert json.loads((path / "checkpoints" / "best" / "meta.json").read_text()) == best.meta
+    assert best.meta | {"selection": ""} == early.meta | {"selection": ""}
+    assert all(torch.equal(value, early.model.state_dict()[name]) for name, value in best.model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -294,6 +313,7 @@ def test_collapse_is_rolled_back(save_every: float, tmp_path: Path, monkeypatch:
     trained = train(config, tmp_path / "five", reporter=watch, save_every=save_every)
     assert trained.position.finished == "rolled back to epoch 2: PGD accuracy collapsed in epoch 3"
     assert trained.position.epoch == 2
+    assert load(tmp_path / "five").selection.startswith("best of epochs 1 to 2, by margin-PGD-")
     assert "collapsed in epoch 3" in said[0]
     weights = {name.removeprefix("model."): value for name, value in final_weights(tmp_path / "five").items()}
     assert all(torch.equal(weights[name], value) for name, value in kept[1].items())

@@ -63,14 +63,14 @@ def step_direction_figure(found: Mapping[str, StepDirection]) -> Figure:
     figure, (share, efficiency, cosine) = _canvas(3, width=12.5, height=3.8)
     for colour, (name, result) in zip(_colours(found), found.items(), strict=True):
         steps = list(range(1, result.cosine.shape[1] + 1))
-        share.plot(steps, _means(result.norm_share), "o-", color=colour, label=name)
+        share.plot(steps, _means(result.norm_share), "o-", color=colour, label=name, clip_on=False)
         if result.feature_norm:
             share.plot(steps, _means(result.removed_share), "o--", mfc="none", color=colour, label=f"{name}, if no FN")
         efficiency.plot(steps, _means(result.efficiency), "o-", color=colour, label=name)
         cosine.plot(steps, _means(result.cosine), "o-", color=colour, label=name)
     share.set_ylabel("share of ‖∇‖² through ‖z‖")
-    share.set_ylim(bottom=-0.02)
-    share.set_title("Spent on the norm (eq. 11; 0 with FN, eq. 13)")
+    share.set_ylim(bottom=0)
+    share.set_title("Spent on ‖z‖ (eq. 11; FN: none, eq. 13)")
     efficiency.set_ylabel("decrease of cos θ, part of the largest")
     efficiency.set_title("First-order efficiency")
     cosine.set_ylabel("cos θ(y, y*) before the step")
@@ -151,11 +151,18 @@ def feature_geometry_figure(found: Mapping[str, FeatureGeometry]) -> Figure:
     figure, panels = _canvas(2 * len(found), width=9.5, height=3.4 * len(found), columns=2)
     for row, (name, result) in enumerate(found.items()):
         angles, norms = panels[2 * row], panels[2 * row + 1]
-        for colour, kind in zip(COLOURS, ("clean", "adversarial"), strict=False):
-            own, other = getattr(result, f"own_{kind}"), getattr(result, f"other_{kind}")
-            _outline(angles, own, colour, "-", f"own class, {kind}")
-            _outline(angles, other, colour, ":", f"nearest other, {kind}")
-            _outline(norms, getattr(result, f"norm_{kind}"), colour, "-", kind)
+        clean, adversarial = COLOURS[:2]
+        outlines = {
+            "own class, clean": (result.own_clean, clean, "-"),
+            "nearest other, clean": (result.other_clean, clean, ":"),
+            "own class, adversarial": (result.own_adversarial, adversarial, "-"),
+            "nearest other, adversarial": (result.other_adversarial, adversarial, ":"),
+        }
+        _outlines(angles, outlines)
+        _outlines(
+            norms,
+            {"clean": (result.norm_clean, clean, "-"), "adversarial": (result.norm_adversarial, adversarial, "-")},
+        )
         angles.set_xlabel("angle between feature and class vector, degrees")
         norms.set_xlabel("‖z‖")
         angles.set_title(f"{name}: angles")
@@ -163,6 +170,7 @@ def feature_geometry_figure(found: Mapping[str, FeatureGeometry]) -> Figure:
         for axes in (angles, norms):
             axes.set_yticks([])
             axes.set_ylabel("density of samples")
+            axes.set_ylim(top=1.45 * axes.get_ylim()[1])  # room for the legend
             _legend(axes)
     return figure
 
@@ -270,8 +278,14 @@ def _whiskers(cells: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [down, up]
 
 
-def _outline(axes: Axes, values: Tensor, colour: str, style: str, label: str) -> None:
-    axes.hist(values.numpy(), bins=25, density=True, histtype="step", color=colour, linestyle=style, label=label)
+def _outlines(axes: Axes, samples: Mapping[str, tuple[Tensor, str, str]]) -> None:
+    """Histograms of (values, colour, line style) over the same bins, so that they can be compared."""
+    everything = torch.cat([values for values, _, _ in samples.values()])
+    ends = float(everything.min()), float(everything.max())
+    for label, (values, colour, style) in samples.items():
+        axes.hist(
+            values.numpy(), bins=30, range=ends, density=True, histtype="step", color=colour, ls=style, label=label
+        )
 
 
 def _means(values: Tensor) -> list[float]:

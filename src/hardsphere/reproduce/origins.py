@@ -28,7 +28,7 @@ def training_origin(
         "seed": config["seed"],
         "epochs": trained["epochs"],
         "best_epoch": trained["best_epoch"],
-        "selection": _selection(trained),
+        "selection": str(trained["selection"]),
         "finished": trained.get("finished"),
         "training_minutes": trained["minutes"],
         "judging_minutes": sum(one["seconds"] for one in records) / 60,
@@ -38,18 +38,6 @@ def training_origin(
         "outcomes": [one["outcomes"] for one in records if one["outcomes"]],
         "commands": list(dict.fromkeys(one["command"] for one in records if one["command"])),
     }
-
-
-def _selection(trained: Mapping[str, Any]) -> str:
-    """Which checkpoint was kept, and why.
-
-    A checkpoint says what it was the best of when it was written; after the training it is the best of all epochs.
-    """
-    text, epochs, kept = str(trained["selection"]), trained["epochs"], trained["best_epoch"]
-    then = f"best of epochs 1 to {kept}"
-    if trained.get("finished") == f"all {epochs} epochs are done" and text.startswith(f"{then},"):
-        return f"best of epochs 1 to {epochs}{text.removeprefix(then)}"
-    return text
 
 
 def commit_of(record: Mapping[str, Any]) -> str:

@@ -91,6 +91,13 @@ def save_deployed(directory: Path, model: nn.Module, meta: dict[str, Any]) -> No
     write_json(directory / "meta.json", meta)
 
 
+def describe_anew(directory: Path, **changes: Any) -> None:
+    """Change the description of a model in a checkpoint directory."""
+    tensors, meta = read_tensors(directory / MODEL_FILE)
+    write_tensors(directory / MODEL_FILE, tensors, meta | changes)
+    write_json(directory / "meta.json", meta | changes)
+
+
 def load(path: str | Path) -> Deployed:
     """The model of a run directory (its best checkpoint), of a checkpoint directory, or of a ``.safetensors`` file."""
     file = _model_file(Path(path))

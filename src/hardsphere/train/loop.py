@@ -25,7 +25,7 @@ from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
 from hardsphere.train.compiling import Compiler
-from hardsphere.train.deployed import build_model, describe, save_deployed
+from hardsphere.train.deployed import build_model, describe, describe_anew, save_deployed
 from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
 from hardsphere.train.schedules import learning_rate
@@ -199,6 +199,7 @@ class Trainer:
             position = self.position
             position.finished = f"rolled back to epoch {position.epoch}: PGD accuracy collapsed in epoch {epoch}"
             self.reporter.say(f"PGD accuracy collapsed in epoch {epoch}: {position.finished.partition(':')[0]}.")
+            self._settle_best()
             self._save_state()
             return row
         clean, robust = self._judge()
@@ -206,10 +207,11 @@ class Trainer:
         position.epoch, position.batch = epoch, 0
         if (robust, clean) > position.best:
             position.best, position.best_epoch = (robust, clean), epoch
-            self._save_model("best", f"best of epochs 1 to {epoch}")
+            self._save_model("best", self._selection())
         if epoch == self.config.epochs:
             position.finished = f"all {epoch} epochs are done"
-        self._save_model("last", f"last epoch ({epoch})")
+            self._settle_best()
+        self._save_model("last", f"last epoch ({epoch}), not selected")
         # First the row, then the state: if the process dies in between, the epoch is trained again and the row rewound.
         self.run.log(row)
         self._save_state()
@@ -256,12 +258,20 @@ class Trainer:
     def _batches_done(self) -> int:
         return self.position.epoch * len(self.loader) + self.position.batch
 
-    def _save_model(self, name: str, what: str) -> None:
+    def _selection(self) -> str:
+        """What the best checkpoint is the best of by now, and by which measure."""
         select, held_out = self.config.select, min(self.config.select.limit, len(self.validation))
-        selection = f"{what}, by margin-PGD-{select.steps} on {held_out} held-out training images"
+        measure = f"margin-PGD-{select.steps} on {held_out} held-out training images"
+        return f"best of epochs 1 to {self.position.epoch}, by {measure}"
+
+    def _settle_best(self) -> None:
+        """The best checkpoint says what it was the best of when it was written; now it is the best of all epochs."""
+        describe_anew(self.run.path / "checkpoints" / "best", selection=self._selection())
+
+    def _save_model(self, name: str, selection: str) -> None:
         robust, clean = self.position.best
         meta = self.description | {
-            "selection": selection if name == "best" else f"{what}, not selected",
+            "selection": selection,
             "epoch": self.position.epoch,
             **({"validation_robust": robust, "validation_clean": clean} if name == "best" else {}),
         }
