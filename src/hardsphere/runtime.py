@@ -114,8 +114,11 @@ def source_hash() -> str:
 
 
 def commit() -> str | None:
-    """The commit that the package's source belongs to, with ``+`` if it has changed since; None outside a checkout."""
-    root = Path(hardsphere.__file__).parent
+    """The commit that the package's source belongs to, with ``+`` if it has changed since.
+
+    Outside a checkout it is what the variable ``HARDSPHERE_COMMIT`` says, if anything; `source_hash` shows whether it is so.
+    """
+    root, told = Path(hardsphere.__file__).parent, os.environ.get("HARDSPHERE_COMMIT") or None
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(root), *words]
@@ -123,10 +126,10 @@ def commit() -> str | None:
 
     try:
         if not git("ls-files", "."):
-            return None
+            return told
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return told
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from hardsphere.reproduce.plan import Group, Run, family_id, record_id
 from hardsphere.reproduce.store import SCHEMA, Record
 from hardsphere.runtime import environment
 from hardsphere.train.loop import Position
-
-COMMIT = "HARDSPHERE_COMMIT"  # the variable that names the commit where the source is a copy outside of git
 
 
 def training_facts(position: Position, run: Run, weights: str, earlier: list[str], path: Path, wall: float) -> Record:
@@ -96,7 +93,5 @@ def group_record(
 
 
 def provenance(device: torch.device, command: str) -> Record:
-    """What numbers depend on; a copy of the source without version control is told its commit."""
-    machine = environment(device)
-    machine["commit"] = machine["commit"] or os.environ.get(COMMIT)
-    return {"environment": machine, "command": command}
+    """What numbers depend on."""
+    return {"environment": environment(device), "command": command}
