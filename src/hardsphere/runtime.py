@@ -116,7 +116,7 @@ def source_hash() -> str:
 def commit() -> str | None:
     """The commit that the package's source belongs to, with ``+`` if it has changed since.
 
-    Outside a checkout it is what the variable ``HARDSPHERE_COMMIT`` says, if anything; `source_hash` shows whether it is so.
+    Outside a checkout it is what the variable ``HARDSPHERE_COMMIT`` says, if anything; `source_hash` can be compared.
     """
     root, told = Path(hardsphere.__file__).parent, os.environ.get("HARDSPHERE_COMMIT") or None
 

@@ -17,7 +17,8 @@ CPU = torch.device("cpu")
 
 def made_up(setting: Setting, step_seconds: float, device: str = "a machine") -> Point:
     rounds = (0.9 * step_seconds, step_seconds, 1.2 * step_seconds)
-    return Point(setting, step_seconds, rounds, 1.0, 1.0, 0.25, 1.0, None, device, "source")
+    environment = {"device": device, "torch": "2", "commit": None, "source": "s1"}
+    return Point(setting, step_seconds, rounds, 1.0, 1.0, 0.25, 1.0, None, environment)
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -103,6 +104,8 @@ def test_laws_figure_and_text(tmp_path: Path) -> None:
     assert "t = 2 + 1 x ms" in text
     assert "t = 20 + 0.5 x² ms" in text
     assert "departs from the law by more than 10% at" in text
+    assert "| 20 | 22.00 | 19.80 to 26.40 | 22.00 | 1 | 1 | 25% | – |" in text
+    assert "`hardsphere bench sweep`, torch 2, source s1." in text
     assert (tmp_path / "sweep.png").stat().st_size < 200_000
 
 

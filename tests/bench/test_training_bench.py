@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hardsphere.bench import bench_training
-from hardsphere.bench.first_use import compile_cache
+from hardsphere.bench.first_use import cache_is_warm, cache_place
 from hardsphere.bench.kernels import PRODUCTS, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.recipes import recipe
@@ -70,14 +70,14 @@ def test_a_profile_on_a_cpu() -> None:
 
 def test_a_cache_is_warm_once_it_holds_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert not compile_cache().warm
+    assert not cache_is_warm()
     (tmp_path / "fxgraph" / "ab").mkdir(parents=True)
-    assert compile_cache().warm
-    assert compile_cache().directory == str(tmp_path)
+    assert cache_is_warm()
+    assert cache_place() == tmp_path
 
 
 def test_the_cache_lies_where_torch_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert compile_cache().directory == default_cache_dir()
+    assert str(cache_place()) == default_cache_dir()

@@ -1,4 +1,4 @@
-"""A sweep for people: the fitted laws, one figure, and a paragraph on where the laws hold."""
+"""A sweep for people: the fitted laws, one figure, and a page on where the laws hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_sweep(swept: Swept, axes: Mapping[str, Axis], out: Path) -> list[Path]
         return []
     files = [out / "law.json", out / "sweep.md", out / "sweep.png"]
     write_json(files[0], {name: plain_law(law) for name, law in laws.items()})
-    write_text(files[1], paragraph(swept, axes, laws))
+    write_text(files[1], page(swept, axes, laws))
     draw(swept, axes, laws, files[2])
     return files
 
@@ -53,22 +53,48 @@ def plain_law(law: Law) -> dict[str, Any]:
     return asdict(law) | {"unit": "seconds", "outside": {f"{x:g}": far for x, far in law.outside.items()}}
 
 
-def paragraph(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law]) -> str:
-    """The laws in words, with where and by how much each is wrong."""
-    machine = next(point.device for points in swept.points.values() for point in points.values())
-    lines = [
-        f"# What a training step costs on {machine}",
-        "",
+def page(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law]) -> str:
+    """The laws in words, with where and by how much each is wrong, above the points they are fitted to."""
+    everything = [point for points in swept.points.values() for point in points.values()]
+    parts = [
+        f"# What a training step costs on {everything[0].environment['device']}",
         "![cost of a training step](sweep.png)",
-        "",
-        "Time t of one step of PGD-AT+HE, median of five rounds; laws are fitted to relative departures. "
+        "Time t of one step of PGD-AT+HE as in real training: compiled and recorded, with data, augmentation, update "
+        "and weight average, on random images, seed 0; median of five rounds. Laws are fitted to relative departures. "
         "GEMM is the matrix-product rate measured in the same run.",
-        "",
+        "\n".join(f"- {_sentence(name, axes[name], law, swept.points[name])}" for name, law in laws.items()),
+        *(_table(axes[name], law, swept.points[name]) for name, law in laws.items()),
     ]
-    lines += [f"- {_sentence(name, axes[name], law, swept.points[name])}" for name, law in laws.items()]
     if swept.missing:
-        lines += ["", f"Not measured yet: {'; '.join(swept.missing)}."]
-    return "\n".join(lines) + "\n"
+        parts.append(f"Not measured yet: {'; '.join(swept.missing)}.")
+    codes = dict.fromkeys(_code(point) for point in everything)
+    parts.append(f"`hardsphere bench sweep`, {'; '.join(codes)}. All points are in `points.jsonl`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _code(point: Point) -> str:
+    """The software that was measured."""
+    found = point.environment
+    return f"torch {found['torch']}, {found['commit'] or 'source ' + found['source']}"
+
+
+def _table(axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
+    head = [axis.title, "ms per step", "rounds", "law, ms", "images/s", "TFLOP/s", "of GEMM", "GiB"]
+    lines = [f"| {' | '.join(head)} |", f"|{' ---: |' * len(head)}"]
+    for value, point in sorted(points.items()):
+        rounds = [1e3 * one for one in point.rounds_step_seconds]
+        cells = [
+            str(value),
+            f"{1e3 * point.step_seconds:.2f}",
+            f"{min(rounds):.2f} to {max(rounds):.2f}",
+            f"{1e3 * law.at(value):.2f}",
+            f"{point.images_per_second:,.0f}",
+            f"{point.tflops:.0f}",
+            f"{point.gemm_share:.0%}",
+            "–" if point.peak_memory_gib is None else f"{point.peak_memory_gib:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([f"{axis.title[0].upper()}{axis.title[1:]} ({axis.fixed}):", "", *lines])
 
 
 def _sentence(name: str, axis: Axis, law: Law, points: Mapping[int, Point]) -> str:

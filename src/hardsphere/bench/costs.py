@@ -21,7 +21,7 @@ from hardsphere.bench.clock import forget_memory, gemm_rate, peak_memory, second
 from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.recipes import recipe
-from hardsphere.runtime import hardware, source_hash
+from hardsphere.runtime import environment, hardware
 
 RECIPE = "cifar10/pgd-he"
 POINTS_FILE = "points.jsonl"
@@ -90,8 +90,7 @@ class Point:
     gemm_share: float
     first_steps_seconds: float
     peak_memory_gib: float | None
-    device: str
-    source: str
+    environment: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.d
         gemm_share=flops / gemm,
         first_steps_seconds=run.first_steps_seconds,
         peak_memory_gib=peak,
-        device=hardware(device),
-        source=source_hash(),
+        environment=environment(device),
     )
 
 
@@ -183,9 +181,10 @@ def read_points(file: Path, device: torch.device) -> dict[Setting, Point]:
     points = [_point(line) for line in file.read_text().splitlines()] if file.exists() else []
     found = {point.setting: point for point in points if point is not None}
     for point in found.values():
-        if point.device != hardware(device):
+        other = point.environment["device"]
+        if other != hardware(device):
             raise HardsphereError(
-                f"'{file}' was measured on {point.device}, not on {hardware(device)}: choose another folder."
+                f"'{file}' was measured on {other}, not on {hardware(device)}: choose another folder."
             )
     return found
 

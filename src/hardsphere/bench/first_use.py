@@ -6,31 +6,24 @@ import getpass
 import os
 import re
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 # Where torch's compiler keeps compiled graphs inside its cache.
 _GRAPHS = "fxgraph"
 
 
-@dataclass(frozen=True)
-class CompileCache:
-    """The cache of torch's compiler as it was found.
+def cache_is_warm() -> bool:
+    """Whether the compiler's cache holds graphs of whatever kind, so that some or all of the compiling may be saved.
 
-    Attributes:
-        directory: where it lies; ``TORCHINDUCTOR_CACHE_DIR`` puts it elsewhere.
-        warm: whether it held compiled graphs of whatever kind, so that some or all of the compiling may be saved.
+    Look before anything is compiled. Nothing of the compiler is imported for that, which takes seconds itself.
     """
+    graphs = cache_place() / _GRAPHS
+    return graphs.is_dir() and any(graphs.iterdir())
 
-    directory: str
-    warm: bool
 
-
-def compile_cache() -> CompileCache:
-    """Look before anything is compiled. Nothing of the compiler is imported for that, which takes seconds itself."""
-    place = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default_place())
-    graphs = place / _GRAPHS
-    return CompileCache(str(place), graphs.is_dir() and any(graphs.iterdir()))
+def cache_place() -> Path:
+    """Where torch's compiler keeps what it compiled."""
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default_place())
 
 
 def _default_place() -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hardsphere.bench.clock import forget_memory, gemm_rate, peak_memory, seconds
-from hardsphere.bench.first_use import CompileCache, compile_cache
+from hardsphere.bench.first_use import cache_is_warm
 from hardsphere.bench.kernels import KernelProfile, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, plain_rates, random_images
 from hardsphere.recipes import VARIANTS, recipe
@@ -44,7 +44,7 @@ class TrainingBench:
             imports, the device's start, random data in place of a real set's, compiling.
         first_steps_seconds: from the first step on until the steps run at full speed, compilation included.
         compile_seconds: the same without the steps' own time; none where nothing is compiled.
-        compile_cache: whether torch found compiled graphs in its cache; none where nothing is compiled.
+        compile_cache_warm: whether there were compiled graphs in torch's cache; none where nothing is compiled.
         over_plain_loop: how many times faster than the plain loop.
         head_overhead: relative extra time of HE and m-HE over the plain head.
         head_rounds_seconds: seconds per step with each head, round by round.
@@ -68,7 +68,7 @@ class TrainingBench:
     first_step_seconds: float
     first_steps_seconds: float
     compile_seconds: float | None
-    compile_cache: CompileCache | None
+    compile_cache_warm: bool | None
     plain_images_per_second: float
     plain_rounds_images_per_second: list[float]
     over_plain_loop: float
@@ -104,7 +104,7 @@ def bench_training(
     started = time.perf_counter() if started is None else started
     config = recipe(name, {"ema.decay": "0.999", **(overrides or {})})
     gpu = device.type == "cuda"
-    cache = compile_cache() if gpu else None
+    warm = cache_is_warm() if gpu else None
     data = random_images(config.batch)
     # First what a person waits for first; nothing else may have warmed the device.
     forget_memory(device)
@@ -138,7 +138,7 @@ def bench_training(
         first_step_seconds=run.first_step_at - started,
         first_steps_seconds=run.first_steps_seconds,
         compile_seconds=max(run.first_steps_seconds - run.first_steps * step, 0.0) if gpu else None,
-        compile_cache=cache,
+        compile_cache_warm=warm,
         plain_images_per_second=plain_rate,
         plain_rounds_images_per_second=plain,
         over_plain_loop=rate / plain_rate,

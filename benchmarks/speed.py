@@ -1,0 +1,348 @@
+"""Every published figure of speed: measures what is not there yet, and writes the pages from what was measured.
+
+    python benchmarks/speed.py measure results --data DIR      # on a GPU, 50 minutes for all; DIR holds CIFAR-10
+    python benchmarks/speed.py measure results --only heads fast --budget 10
+    python benchmarks/speed.py render results                  # results/bench-training.md, results/bench-evaluation.md
+
+Each figure is a command of its own, in a process of its own, and a JSON file of its own: remove the file to have it
+measured again. Nothing else should use the machine meanwhile. Without --data the two evaluations are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hardsphere
+from hardsphere.evaluate.statistics import wilson
+
+Result = Mapping[str, Any]
+
+PGD = "bench train cifar10/pgd-he"
+TRAINING = {
+    "preactresnet18-128": f"{PGD} --model preactresnet18 --batch 128 --steps 60 --no-heads --profile",
+    "preactresnet18-512": f"{PGD} --model preactresnet18 --batch 512 --steps 20 --no-heads",
+    "wrn-34-10-128": f"{PGD} --model wrn-34-10 --batch 128 --steps 12 --no-heads --profile",
+    "wrn-34-10-512": f"{PGD} --model wrn-34-10 --batch 512 --steps 4 --no-heads",
+    "free-preactresnet18-128": "bench train cifar10/free-he --steps 20 --no-heads",
+    "fast-preactresnet18-128": "bench train cifar10/fast-he --steps 100 --no-heads",
+}
+HEADS = {"heads-preactresnet18-128": f"{PGD} --model preactresnet18 --batch 128 --steps 60"}
+FIRST_USE = f"{PGD} --model wrn-34-10 --batch 128 --steps 4 --no-heads"
+FIRST_USES = ("first-use-cold", "first-use-warm")
+CORRUPTING = {"corrupt": "bench corrupt"}
+SWEEP = "bench sweep"
+EVALUATIONS = {
+    "eval-preactresnet18": (
+        "train cifar10/fast epochs=15 --data data --out runs/preactresnet18",
+        "bench eval --run runs/preactresnet18 --data cifar10:data --limit 1000 --rounds 2 --against-pyautoattack",
+    ),
+    "eval-wrn-34-10": (
+        "train cifar10/fast model=wrn-34-10 epochs=12 --data data --out runs/wrn-34-10",
+        "bench eval --run runs/wrn-34-10 --data cifar10:data --limit 1000 --against-pyautoattack",
+    ),
+}
+
+
+def file_of(results: Path, name: str) -> Path:
+    return results / f"bench-{name}.json"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measuring
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where commands run: in a folder of their own, so that what they record of themselves names no place.
+
+    Attributes:
+        folder: holds ``data``, a link to the images, and ``runs``.
+        results: where the figures go.
+    """
+
+    folder: Path
+    results: Path
+
+    def run(self, words: str, *more: str, **variables: str) -> None:
+        source = str(Path(hardsphere.__file__).parents[1])
+        paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        print(f"hardsphere {words}", flush=True)
+        subprocess.run(
+            [sys.executable, "-m", "hardsphere", *words.split(), *more],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": paths, **variables},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+    def measure(self, name: str, words: str, **variables: str) -> None:
+        self.run(words, "--out", str(file_of(self.results, name).resolve()), **variables)
+
+    def first_use(self) -> None:
+        """The same command twice with a compile cache of its own, empty the first time."""
+        with tempfile.TemporaryDirectory() as cache:
+            places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
+            for name in FIRST_USES:
+                self.measure(name, FIRST_USE, **places)
+
+    def sweep(self) -> None:
+        self.run(SWEEP, "--out", str((self.results / "bench-sweep").resolve()))
+
+    def evaluate(self, name: str) -> None:
+        """Train a model that is worth attacking, and attack it."""
+        train, judge = EVALUATIONS[name]
+        self.run(train)
+        self.measure(name, judge)
+
+
+def jobs(shop: Workshop, with_data: bool) -> Iterator[tuple[str, bool, Callable[[], None]]]:
+    """(name, whether it is done, what does it)."""
+    single = TRAINING | HEADS | CORRUPTING
+    for name, words in single.items():
+        done = file_of(shop.results, name).exists()
+        yield name, done, lambda name=name, words=words: shop.measure(name, words)  # type: ignore[misc]
+    yield "first-use", all(file_of(shop.results, name).exists() for name in FIRST_USES), shop.first_use
+    yield "sweep", False, shop.sweep  # knows by itself what is there
+    for name in EVALUATIONS if with_data else ():
+        done = file_of(shop.results, name).exists()
+        yield name, done, lambda name=name: shop.evaluate(name)  # type: ignore[misc]
+
+
+def measure(results: Path, data: Path | None, only: Sequence[str], minutes: float | None) -> None:
+    began = time.monotonic()
+    results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        shop = Workshop(Path(folder), results)
+        if data is not None:
+            (shop.folder / "data").symlink_to(data.resolve())
+        for name, done, work in jobs(shop, data is not None):
+            chosen = not only or any(name.startswith(word) for word in only)
+            late = minutes is not None and time.monotonic() - began > 60 * minutes
+            if chosen and not done and not late:
+                work()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pages
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def read(results: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file_of(results, name).read_text())
+    return found
+
+
+def code(result: Result) -> str:
+    """The commit that was measured, or else the digest of its source."""
+    machine = result["environment"]
+    return machine["commit"] or f"source {machine['source']}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    marks = ["---"] * left + ["---:"] * (len(head) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *rows))
+
+
+def training_page(results: Path) -> str:
+    rows = {name: read(results, name) for name in TRAINING}
+    heads = read(results, "heads-preactresnet18-128")
+    parts = [
+        f"# Speed of training on one {rows['preactresnet18-128']['device']}",
+        "A whole step is timed: device-resident data, augmentation, attack, update, weight average; medians over five "
+        "rounds, random images of CIFAR-10's shape, seed 0, bf16 with heads and losses in float32. PGD-AT takes ten "
+        "attack steps. The plain loop is eager PyTorch in its default precision, measured in the same run, without the "
+        "weight average. `share` is the share of the bf16 matrix-product rate measured in the same run. Each row is "
+        "one process; its JSON, with all rounds and the digest of the source, lies beside this file. "
+        "`python benchmarks/speed.py` measures all this again.",
+        table(
+            ["step", "batch", "images/s", "rounds", "plain loop", "ratio", "TFLOP/s", "share", "GiB", "torch", "code"],
+            [_training_row(row) for row in rows.values()],
+        ),
+        "\n".join(
+            [
+                *(_epoch(name, rows[f"{key}-preactresnet18-128"]) for key, name in _EPOCHS.items()),
+                f"- Over the plain head, HE costs {heads['head_overhead']['he']:+.1%} and m-HE "
+                f"{heads['head_overhead']['mhe']:+.1%}: PreActResNet-18, batch 128, medians of five interleaved rounds "
+                f"of {heads['steps']} steps, {code(heads)}. Table 3 of the paper says 0.9 %.",
+                "- A forward pass of WRN-34-10 is counted as 13.3 GFLOP, of PreActResNet-18 as 1.11 (two per "
+                "multiply-add, by torch's counter).",
+            ]
+        ),
+        "## First use",
+        _first_use(results, rows["wrn-34-10-512"]),
+        "## What bounds what is left",
+        _profiles({"PreActResNet-18": rows["preactresnet18-128"], "WRN-34-10": rows["wrn-34-10-128"]}),
+        "## Commands",
+        _commands([row["command"] for row in (*rows.values(), heads)]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_EPOCHS = {"fast": "FastAT", "free": "FreeAT, which replays each batch eight times"}
+
+
+def _training_row(row: Result) -> list[str]:
+    rounds = row.get("rounds_images_per_second")
+    return [
+        f"{row['recipe']}, {row['model']}",
+        str(row["batch"]),
+        f"{row['images_per_second']:,.0f}",
+        f"{min(rounds):,.0f} to {max(rounds):,.0f}" if rounds else "–",
+        f"{row['plain_images_per_second']:,.0f}",
+        f"{row['over_plain_loop']:.1f}",
+        f"{row['tflops']:.0f}",
+        f"{row['gemm_share']:.0%}",
+        f"{row['peak_memory_gib']:.1f}",
+        row["environment"]["torch"],
+        code(row),
+    ]
+
+
+def _epoch(name: str, row: Result) -> str:
+    return f"- {name}: an epoch of 50,000 images takes {50_000 / row['images_per_second']:.1f} s."
+
+
+def _first_use(results: Path, wide: Result) -> str:
+    text = (
+        "Seconds from the command to the end of the first training step, and what of it was compiling; Python's own "
+        "start is not in it."
+    )
+    kept = {True: "the cache holds other networks", False: "empty cache"}
+    rows = [(f"WRN-34-10, batch 512, {kept[wide['compile_cache_warm']]}", wide)]
+    if all(file_of(results, name).exists() for name in FIRST_USES):
+        cold, warm = (read(results, name) for name in FIRST_USES)
+        rows = [
+            ("WRN-34-10, batch 128, empty cache", cold),
+            ("WRN-34-10, batch 128, the same command again", warm),
+            *rows,
+        ]
+    else:
+        other = read(results, "wrn-34-10-128")
+        rows.insert(0, (f"WRN-34-10, batch 128, {kept[other['compile_cache_warm']]}", other))
+    cells = [[name, f"{row['first_step_seconds']:.0f}", f"{row['compile_seconds']:.0f}"] for name, row in rows]
+    return f"{text}\n\n{table(['', 'first step', 'compiling'], cells)}"
+
+
+def _profiles(rows: Mapping[str, Result]) -> str:
+    groups = list(dict.fromkeys(group for row in rows.values() for group in row["profile"]["groups"]))
+    cells = [[group, *(f"{row['profile']['groups'][group]:.1%}" for row in rows.values())] for group in groups]
+    cells.append(["kernels a step", *(f"{row['profile']['kernels_per_step']:,.0f}" for row in rows.values())])
+    cells.append(["between kernels, of all time", *(f"{row['profile']['idle_share']:.1%}" for row in rows.values())])
+    longest = "; ".join(
+        f"of {name}, {sum(kernel['share'] for kernel in row['profile']['longest'][:4]):.0%}"
+        for name, row in rows.items()
+    )
+    return (
+        f"Kernels of replayed steps, batch 128, from the same runs (`--profile`):\n\n{table(['', *rows], cells)}\n\n"
+        f"The four longest kernels, all of them cuDNN's implicit matrix products, take so much of the kernels' time: "
+        f"{longest}. A wide network is bound by them; a narrow one also by the time between its many short kernels, "
+        "which is why a larger batch helps it most."
+    )
+
+
+def _commands(commands: Sequence[str]) -> str:
+    return "```sh\n" + "\n".join(commands) + "\n```"
+
+
+def evaluation_page(results: Path) -> str:
+    found = {name: read(results, name) for name in EVALUATIONS}
+    models = {"eval-preactresnet18": "PreActResNet-18", "eval-wrn-34-10": "WRN-34-10"}
+    first = next(iter(found.values()))
+    parts = [
+        f"# Speed of evaluation on one {first['device']}",
+        f"The `{first['suite']}` suite (honest protocol, seed 0) on the first {first['images']:,} test images of "
+        f"CIFAR-10, {first['ball']}, on the same GPU, model and images as pyautoattack 0.2.0 in its defaults (batch "
+        f"{first['reference']['batch']}, TF32 in convolutions). Ours: {first['crafting']}. torch "
+        f"{first['environment']['torch']}; each figure is one run, and its JSON lies beside this file. In brackets "
+        "Wilson's 95 % interval.",
+        table(
+            ["", *(f"{models[name]}, {who}" for name in found for who in ("hardsphere", "pyautoattack"))],
+            _evaluation_rows(list(found.values())),
+        ),
+        "The first time includes what the evaluation prepares for itself, such as compiling its kernels; the device "
+        "had been woken by passes of the model before either began. The second time is in the same process; where "
+        "there was one, the single attacks and the TFLOP/s are its.",
+        "Both models come from FastAT, which is quick to train and leaves them robust enough to be worth attacking:",
+        _commands([f"hardsphere {words}" for pair in EVALUATIONS.values() for words in pair]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _evaluation_rows(found: Sequence[Result]) -> list[list[str]]:
+    def row(name: str, ours: Callable[[Result], str], theirs: Callable[[Result], str]) -> list[str]:
+        return [name, *(cell for one in found for cell in (ours(one), theirs(one["reference"])))]
+
+    def clock(seconds: float | None) -> str:
+        return "" if seconds is None else f"{seconds:.1f} s"
+
+    def share(survivors: int, images: int) -> str:
+        low, high = wilson(survivors, images)
+        return f"{survivors / images:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+
+    def seconds_of(attack: str) -> Callable[[Result], str]:
+        return lambda one: clock(next(line["seconds"] for line in one["attacks"] if line["name"] == attack))
+
+    def nothing(_: Result) -> str:
+        return ""
+
+    names = [attack["name"] for attack in found[0]["attacks"]]
+    images = found[0]["images"]
+    return [
+        *(row(name, seconds_of(name), lambda one, name=name: clock(one["attack_seconds"][name])) for name in names),  # type: ignore[misc]
+        row("in all, first time", lambda one: clock(one["seconds"]), lambda one: clock(one["seconds"])),
+        row("in all, second time", lambda one: clock(one["warm_seconds"]), nothing),
+        row("**times faster, first time**", lambda one: f"**{one['reference']['times_faster']:.2f}**", nothing),
+        row("times faster, second time", lambda one: _optional(one["reference"]["times_faster_warm"]), nothing),
+        row("clean accuracy", lambda one: f"{one['clean_accuracy']:.1%}", nothing),
+        row("survivors", lambda one: share(one["survivors"], images), lambda one: share(one["survivors"], images)),
+        row(
+            "images that survive only here",
+            lambda one: str(one["reference"]["only_ours"]),
+            lambda one: str(one["only_reference"]),
+        ),
+        row("TFLOP/s", lambda one: f"{one['tflops']:.0f}", nothing),
+        row("share of the matrix-product rate", lambda one: f"{one['gemm_share']:.0%}", nothing),
+        row("code", code, nothing),
+    ]
+
+
+def _optional(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "bench-training.md": training_page,
+    "bench-evaluation.md": evaluation_page,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["measure", "render"])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--data", type=Path, help="where CIFAR-10 lies")
+    parser.add_argument("--only", nargs="*", default=[], help="figures whose names begin so")
+    parser.add_argument("--budget", type=float, help="minutes after which none is begun")
+    given = parser.parse_args()
+    if given.verb == "measure":
+        measure(given.results, given.data, given.only, given.budget)
+    for name, page in PAGES.items():
+        try:
+            (given.results / name).write_text(page(given.results))
+        except FileNotFoundError as missing:
+            print(f"{name} is not written: {missing.filename} is still to be measured.")
+
+
+if __name__ == "__main__":
+    main()
