@@ -52,12 +52,14 @@ class PlainReporter:
 
     def begin(self, total: int, done: int) -> None:
         self._total, self._first, self._done, self._started = total, done, done, time.monotonic()
+        self._preparing = 0.0
 
     def advance(self, done: int) -> None:
         self._done = done
 
     def epoch(self, row: dict[str, Any]) -> None:
-        spent = time.monotonic() - self._started
+        self._preparing += row.get("preparing_seconds", 0.0)  # which comes but once
+        spent = time.monotonic() - self._started - self._preparing
         left = spent * (self._total - self._done) / max(self._done - self._first, 1)
         self.say(f"{epoch_line(row)}  {_duration(left)} left")
 

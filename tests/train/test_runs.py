@@ -24,6 +24,9 @@ from hardsphere.noise import Noise
 from hardsphere.recipes import recipe
 from hardsphere.threat import Ball
 from hardsphere.train import load, train
+from hardsphere.train.averaging import make_average
+from hardsphere.train.capture import Captured
+from hardsphere.train.deployed import build_model
 from hardsphere.train.tensors import read_tensors
 
 SHORT = {"epochs": "2", "model": "cnn-4", "batch": "128", "attack.steps": "2"}
@@ -102,6 +105,30 @@ def test_a_run_directory_has_everything(tmp_path: Path) -> None:
     assert deployed.selection.startswith("best of epochs 1 to 2, by margin-PGD-")
     assert deployed.class_names == tuple("0123456789")
     assert deployed.ball == Ball("linf", 0.2)
+
+
+def test_the_rate_is_that_after_the_preparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the first epoch begins with compiling, which says nothing about the epochs to come."""
+    monkeypatch.setattr(loop.Stepper, "preparing_since", lambda self, began: (time.perf_counter() - began) / 2)
+    data = load_data("digits")
+    train(short("digits/standard"), tmp_path / "run")
+    assert data.train is not None
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["preparing_seconds"] == pytest.approx(row["seconds"] / 2, rel=0.1)
+        spent = row["seconds"] - row["preparing_seconds"]
+        assert row["images_per_second"] * spent == pytest.approx(len(data.train))
+
+
+def test_a_step_that_is_recorded_says_when() -> None:
+    model = build_model(short(), load_data("digits"))
+    stepper = loop.Stepper(short(), model, make_average(short(), model), torch.device("cpu"), 5)
+    assert stepper.preparing_since(0.0) == 0  # nothing is compiled on a CPU
+    stepper.captured = Captured(lambda *_: None, lambda text: None)
+    assert stepper.preparing_since(0.0) == 0
+    stepper.captured.recorded_at = 70.0
+    assert stepper.preparing_since(30.0) == 40
+    assert stepper.preparing_since(80.0) == 0  # that was in an earlier epoch
 
 
 def test_the_best_checkpoint_ends_as_the_best_of_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

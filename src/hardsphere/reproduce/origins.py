@@ -31,6 +31,7 @@ def training_origin(
         "selection": str(trained["selection"]),
         "finished": trained.get("finished"),
         "training_minutes": trained["minutes"],
+        "compiling_minutes": trained.get("preparing_minutes", 0.0),
         "judging_minutes": sum(one["seconds"] for one in records) / 60,
         "weights": weights,
         "commits": sorted({commit_of(one) for one in records}),

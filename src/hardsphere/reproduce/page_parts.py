@@ -96,12 +96,12 @@ def runs_section(runs: Sequence[Plain], command: str, judged: bool = True) -> li
     if not runs:
         return []
     words = ["run", "network", "weights", "commit", "machine"]
-    numbers = ["seed", "epoch kept", "training, min", *(["judging, min"] if judged else [])]
+    numbers = ["seed", "epoch kept", "training, min", "compiling, min", *(["judging, min"] if judged else [])]
     lines = ["## Runs", "", *header([*words, *numbers], words=len(words))]
     for run in runs:
         cells = [run["title"], run["network"], f"`{run['weights']}`", ", ".join(run["commits"])]
         cells += ["; ".join(run["machines"]), str(run["seed"]), f"{run['best_epoch']} of {run['epochs']}"]
-        spent = [run["training_minutes"], *([run["judging_minutes"]] if judged else [])]
+        spent = [run["training_minutes"], run["compiling_minutes"], *([run["judging_minutes"]] if judged else [])]
         lines.append(line([*cells, *map(minutes, spent)]))
     commands = dict.fromkeys([command, *(one for run in runs for one in run["commands"])])
     return [

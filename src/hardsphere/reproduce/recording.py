@@ -41,8 +41,8 @@ def training_facts(position: Position, run: Run, weights: str, earlier: list[str
 def _training_time(path: Path, wall: float) -> dict[str, float]:
     """Minutes of training alone, over all calls, and seconds with everything around it, over this call at least."""
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    spent = sum(row["seconds"] for row in rows)
-    return {"minutes": spent / 60, "wall_seconds": max(wall, spent)}
+    spent, preparing = (sum(row.get(key, 0.0) for row in rows) for key in ("seconds", "preparing_seconds"))
+    return {"minutes": (spent - preparing) / 60, "preparing_minutes": preparing / 60, "wall_seconds": max(wall, spent)}
 
 
 def measurement_record(

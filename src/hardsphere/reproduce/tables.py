@@ -291,7 +291,9 @@ _LIST = (
             Column("Epochs", "training", ("epochs",)),
             Column("Clean", "pgd-50-10", ("clean",)),
             Column("PGD-50", "pgd-50-10", ("pgd-50-10",)),
-            Column("Minutes", "training", ("minutes",), "training alone, on the hardware named below"),
+            Column(
+                "Minutes", "training", ("minutes",), "training alone, without compiling, on the hardware named below"
+            ),
         ),
         paper.TABLE_3,
     ),

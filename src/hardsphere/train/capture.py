@@ -45,18 +45,22 @@ class Captured:
     Args:
         body: the step, a function of what is on the device alone, and of a flag.
         say: told how long compiling and recording took.
+
+    Attributes:
+        recorded_at: when the last graph was recorded, on the clock of `time.perf_counter`.
     """
 
     def __init__(self, body: Body, say: Callable[[str], None]) -> None:
         self.body = body
         self.say = say
         self.began: float | None = None
+        self.recorded_at: float | None = None
         self.warm: dict[bool, int] = {}
         self.graphs: dict[bool, _Graph] = {}
 
     def __call__(self, batch: Batch, epoch: int, flag: bool) -> None:
         if self.began is None:
-            self.began = time.monotonic()
+            self.began = time.perf_counter()
         if flag in self.graphs:
             self.graphs[flag].replay(batch, epoch)
         elif self.warm.get(flag, 0) < _WARM_STEPS:
@@ -73,8 +77,9 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.body(static, epoch, flag)
+        self.recorded_at = time.perf_counter()
         if not self.graphs and self.began is not None:
-            seconds = time.monotonic() - self.began
+            seconds = self.recorded_at - self.began
             self.say(
                 f"The step was compiled and recorded in {seconds:.0f} s; torch keeps what it compiled for next time."
             )

@@ -161,7 +161,8 @@ class Trainer:
         seconds = time.perf_counter() - started
         self.average.after_epoch(self.model, epoch + 1, self._clean_images())
         images = len(self.train_source) * (1 - first_batch / len(self.loader))
-        return self._conclude(self._training_row(epoch, seconds, images))
+        preparing = self.stepper.preparing_since(started)
+        return self._conclude(self._training_row(epoch, seconds, preparing, images))
 
     def _set_trainable(self, epoch: int) -> None:
         """Train mode; in the warm-up after `init` only the head learns, and the body keeps its statistics."""
@@ -178,8 +179,8 @@ class Trainer:
             self.model.eval()
             head.train()
 
-    def _training_row(self, epoch: int, seconds: float, images: float) -> dict[str, Any]:
-        """What the epoch's training saw, averaged over its samples."""
+    def _training_row(self, epoch: int, seconds: float, preparing: float, images: float) -> dict[str, Any]:
+        """What the epoch's training saw, averaged over its samples; the rate is that after the preparing."""
         updates = self.stepper.updates
         return {
             "epoch": epoch + 1,
@@ -187,7 +188,8 @@ class Trainer:
             "lr": learning_rate(self.config, updates - 1, self.stepper.updates_per_epoch),
             **self.stepper.averages(),
             "seconds": seconds,
-            "images_per_second": images / seconds,
+            "preparing_seconds": preparing,
+            "images_per_second": images / (seconds - preparing),
         }
 
     def _conclude(self, row: dict[str, Any]) -> dict[str, Any]:

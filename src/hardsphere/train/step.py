@@ -104,6 +104,11 @@ class Stepper:
         if index % _LOOK_EVERY == 0:
             self.guard.check()
 
+    def preparing_since(self, began: float) -> float:
+        """Seconds from a moment (of `time.perf_counter`) until the last step was recorded since: compiling, mostly."""
+        recorded = self.captured.recorded_at if self.captured is not None else None
+        return max(0.0, recorded - began) if recorded is not None else 0.0
+
     def _train(self, learner: Learner, batch: Batch, epoch: Tensor, awp: bool) -> None:
         """The objective's own step; a function of what is on the device alone."""
         seed, fused = self.config.seed, learner.fused
