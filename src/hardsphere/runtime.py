@@ -87,6 +87,18 @@ def choose_kernels(repeatable: bool) -> None:
     torch.backends.cudnn.benchmark = not repeatable
 
 
+@contextmanager
+def kernels_chosen(repeatable: bool) -> Iterator[None]:
+    """`choose_kernels` for a while: whoever calls a library wants torch's switches back as they were."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    choose_kernels(repeatable)
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
 @cache
 def _triton_is_here() -> bool:
     return find_spec("triton") is not None

@@ -120,6 +120,22 @@ def test_the_rate_is_that_after_the_preparing(tmp_path: Path, monkeypatch: pytes
         assert row["images_per_second"] * spent == pytest.approx(len(data.train))
 
 
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_torch_is_left_as_it_was(repeatable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn, seen = torch.backends.cudnn, []
+    before = cudnn.deterministic, cudnn.benchmark
+    step = loop.Stepper.step
+
+    def watched(self: Any, *arguments: Any) -> None:
+        seen.append((cudnn.deterministic, cudnn.benchmark))
+        step(self, *arguments)
+
+    monkeypatch.setattr(loop.Stepper, "step", watched)
+    train(short("digits/standard", epochs="1", repeatable=str(repeatable).lower()), tmp_path / "run")
+    assert set(seen) == {(repeatable, not repeatable)}
+    assert (cudnn.deterministic, cudnn.benchmark) == before
+
+
 def test_a_step_that_is_recorded_says_when() -> None:
     model = build_model(short(), load_data("digits"))
     stepper = loop.Stepper(short(), model, make_average(short(), model), torch.device("cpu"), 5)

@@ -20,7 +20,7 @@ from hardsphere import models
 from hardsphere.config import Config
 from hardsphere.data import Augment, DataSet, eval_batches, train_loader
 from hardsphere.errors import HardsphereError
-from hardsphere.runtime import choose_kernels
+from hardsphere.runtime import kernels_chosen
 from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
@@ -93,7 +93,6 @@ class Trainer:
     ) -> None:
         if data.train is None or data.validation is None:
             raise HardsphereError(f"The data '{data.name}' has no training images.")
-        choose_kernels(config.repeatable)
         for note in data.notes:
             (reporter or Silence()).say(note)
         self.config, self.device = config, device
@@ -134,12 +133,13 @@ class Trainer:
         self.reporter.begin(self.config.epochs * len(self.loader), self._batches_done())
         events = _events(self.run.path / "tensorboard", self.position.epoch)
         try:
-            while self.position.finished is None:
-                row = self._epoch()
-                for name, value in row.items():
-                    if isinstance(value, float):
-                        events.add_scalar(name, value, row["epoch"])
-                self.reporter.epoch(row)
+            with kernels_chosen(self.config.repeatable):
+                while self.position.finished is None:
+                    row = self._epoch()
+                    for name, value in row.items():
+                        if isinstance(value, float):
+                            events.add_scalar(name, value, row["epoch"])
+                    self.reporter.epoch(row)
         finally:
             events.close()
         return self.position
