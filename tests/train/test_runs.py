@@ -157,6 +157,8 @@ def test_the_best_checkpoint_ends_as_the_best_of_all_epochs(tmp_path: Path, monk
         return next(found)
 
     monkeypatch.setattr(loop, "held_out_accuracy", judge)
+    begin = loop.Writer.begin
+    monkeypatch.setattr(loop.Writer, "begin", lambda self: (begin(self), self.wait()))
     train(short("digits/pgd", epochs="3"), path)
     early, best = seen[0], load(path)
     assert early.selection.startswith("best of epochs 1 to 1, by margin-PGD-")
@@ -220,17 +222,18 @@ def test_dying_between_the_metrics_and_the_checkpoint_loses_neither(
     class Died(Exception):
         pass
 
-    original = loop.Trainer._save_state
+    original = loop.write_tensors
 
-    def dying(self: Any) -> None:
-        if self.position.epoch == epoch and self.position.batch == 0:
+    def dying(file: Path, tensors: Any, meta: Any) -> None:
+        if meta["position"]["epoch"] == epoch and meta["position"]["batch"] == 0:
             raise Died
-        original(self)
+        original(file, tensors, meta)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "_save_state", dying)
+        patch.setattr(loop, "write_tensors", dying)
         with pytest.raises(Died):
             train(short(), tmp_path / "died")
+    assert len(metrics(tmp_path / "died")) == epoch
     train(short(), tmp_path / "died", resume=True)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "died")
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "died"))
@@ -338,9 +341,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert all(value.isfinite().all() for value in load(tmp_path / "run").model.state_dict().values())
 
 
+def _no_links(*_: object) -> None:
+    raise OSError(95, "Operation not supported")
+
+
 @pytest.mark.parametrize("save_every", [600.0, 0.0], ids=["checkpoints after epochs", "and after each batch"])
-def test_collapse_is_rolled_back(save_every: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("links", [True, False], ids=["on a disk with links", "without"])
+def test_collapse_is_rolled_back(
+    links: bool, save_every: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PGD accuracy falls from 60 % to 10 %: the run ends with the weights of the epoch before."""
+    if not links:
+        monkeypatch.setattr(os, "link", _no_links)
     kept: list[dict[str, torch.Tensor]] = []
     probes = iter([0.5, 0.6, 0.1])
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hardsphere import models
 from hardsphere.config import Config, from_dict, to_dict
@@ -85,17 +85,16 @@ def describe(config: Config, data: DataSet, data_dir: Path | None) -> dict[str, 
     }
 
 
-def save_deployed(directory: Path, model: nn.Module, meta: dict[str, Any]) -> None:
-    """Write a model into a checkpoint directory, with a readable copy of its description beside it."""
-    write_tensors(directory / MODEL_FILE, dict(model.state_dict()), meta)
+def save_deployed(directory: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Write a model's tensors into a checkpoint directory, with a readable copy of its description beside it."""
+    write_tensors(directory / MODEL_FILE, tensors, meta)
     write_json(directory / "meta.json", meta)
 
 
-def describe_anew(directory: Path, **changes: Any) -> None:
+def describe_anew(directory: Path, changes: dict[str, Any]) -> None:
     """Change the description of a model in a checkpoint directory."""
     tensors, meta = read_tensors(directory / MODEL_FILE)
-    write_tensors(directory / MODEL_FILE, tensors, meta | changes)
-    write_json(directory / "meta.json", meta | changes)
+    save_deployed(directory, tensors, meta | changes)
 
 
 def load(path: str | Path) -> Deployed:

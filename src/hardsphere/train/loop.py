@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,8 @@ from hardsphere.train.run import RunDirectory
 from hardsphere.train.schedules import learning_rate
 from hardsphere.train.selection import held_out_accuracy
 from hardsphere.train.step import Stepper
-from hardsphere.train.tensors import labelled, part, read_tensors, to_device, write_tensors
+from hardsphere.train.tensors import labelled, on_host, part, read_tensors, to_device, write_tensors
+from hardsphere.train.writing import Writer
 
 
 class Reporter(Protocol):
@@ -108,6 +109,7 @@ class Trainer:
         self.average = make_average(config, self.model)
         self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast, self.reporter.say)
         self.position = Position()
+        self.writer = Writer()
         self.was_finished = False
 
     def _initial_model(self, data: DataSet) -> models.Classifier:
@@ -129,6 +131,7 @@ class Trainer:
             if self.was_finished:
                 return self.position
             self._keep_epoch()
+            self.writer.begin()
         self.run.rewind_metrics(self.position.epoch)
         self.reporter.begin(self.config.epochs * len(self.loader), self._batches_done())
         events = _events(self.run.path / "tensorboard", self.position.epoch)
@@ -142,6 +145,7 @@ class Trainer:
                     self.reporter.epoch(row)
         finally:
             events.close()
+            self.writer.close()
         return self.position
 
     def _epoch(self) -> dict[str, Any]:
@@ -153,9 +157,11 @@ class Trainer:
             self.stepper.step(batch, epoch, self.position.batch)
             self.position.batch += 1
             self.reporter.advance(self._batches_done())
+            self.writer.check()
             if time.monotonic() - saved_at > self.save_every and self.position.batch < len(self.loader):
                 self.stepper.guard.check()
                 self._save_state()
+                self.writer.begin()
                 saved_at = time.monotonic()
         self.stepper.guard.check()
         seconds = time.perf_counter() - started
@@ -196,6 +202,7 @@ class Trainer:
         """Judge the epoch, keep it if it is the best, write the checkpoint; roll back if robustness collapsed."""
         position, epoch = self.position, row["epoch"]
         if self._collapsed(row):
+            self.writer.wait()  # for the file of the epoch before, among others
             self.run.log(row)
             self._restore(self.run.epoch_file)
             position = self.position
@@ -203,27 +210,31 @@ class Trainer:
             self.reporter.say(f"PGD accuracy collapsed in epoch {epoch}: {position.finished.partition(':')[0]}.")
             self._settle_best()
             self._save_state()
+            self.writer.begin()
             return row
         clean, robust = self._judge()
         row |= {"validation_clean": clean, "validation_robust": robust}
         position.epoch, position.batch = epoch, 0
+        weights = on_host(self.average.model.state_dict())
         if (robust, clean) > position.best:
             position.best, position.best_epoch = (robust, clean), epoch
-            self._save_model("best", self._selection())
+            chosen = {"validation_robust": robust, "validation_clean": clean}
+            self._save_model("best", weights, self._selection(), chosen)
         if epoch == self.config.epochs:
             position.finished = f"all {epoch} epochs are done"
             self._settle_best()
-        self._save_model("last", f"last epoch ({epoch}), not selected")
+        self._save_model("last", weights, f"last epoch ({epoch}), not selected")
         # First the row, then the state: if the process dies in between, the epoch is trained again and the row rewound.
-        self.run.log(row)
+        self.writer.later(self.run.log, dict(row))
         self._save_state()
         self._keep_epoch()
+        self.writer.begin()
         return row
 
     def _keep_epoch(self) -> None:
         """Keep what a collapse would be rolled back to: the state between two epochs."""
         if self.config.objective.collapse_drop is not None and self.position.batch == 0:
-            self.run.keep_epoch()
+            self.writer.later(self.run.keep_epoch)
 
     def _collapsed(self, row: dict[str, Any]) -> bool:
         """Whether PGD accuracy on a training batch fell beyond what the objective allows (catastrophic overfitting)."""
@@ -268,16 +279,13 @@ class Trainer:
 
     def _settle_best(self) -> None:
         """The best checkpoint says what it was the best of when it was written; now it is the best of all epochs."""
-        describe_anew(self.run.path / "checkpoints" / "best", selection=self._selection())
+        self.writer.later(describe_anew, self.run.path / "checkpoints" / "best", {"selection": self._selection()})
 
-    def _save_model(self, name: str, selection: str) -> None:
-        robust, clean = self.position.best
-        meta = self.description | {
-            "selection": selection,
-            "epoch": self.position.epoch,
-            **({"validation_robust": robust, "validation_clean": clean} if name == "best" else {}),
-        }
-        save_deployed(self.run.path / "checkpoints" / name, self.average.model, meta)
+    def _save_model(
+        self, name: str, weights: dict[str, Tensor], selection: str, more: Mapping[str, float] | None = None
+    ) -> None:
+        meta = self.description | {"selection": selection, "epoch": self.position.epoch, **(more or {})}
+        self.writer.later(save_deployed, self.run.path / "checkpoints" / name, weights, meta)
 
     def _save_state(self) -> None:
         stepper, self.position.updates = self.stepper, self.stepper.updates
@@ -285,7 +293,7 @@ class Trainer:
         tensors |= labelled(stepper.state, "objective.") | labelled(stepper.meters, "meters.")
         if self.average.model is not self.model:
             tensors |= labelled(self.average.model.state_dict(), "average.")
-        write_tensors(self.run.state_file, tensors, {"position": vars(self.position)})
+        self.writer.later(write_tensors, self.run.state_file, on_host(tensors), {"position": dict(vars(self.position))})
 
     def _restore(self, file: Path) -> None:
         """Go back to a checkpoint."""

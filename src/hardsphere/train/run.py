@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import IO, Any
@@ -50,9 +51,15 @@ class RunDirectory:
         self._lock.close()
 
     def keep_epoch(self) -> None:
-        """Keep the state at the end of this epoch beside those within the next, to roll back to."""
+        """Keep the state at the end of this epoch beside those within the next, to roll back to.
+
+        The state's file is never written to again, only replaced; so a second name for it does where there are links.
+        """
         with appearing(self.epoch_file) as partial:
-            shutil.copyfile(self.state_file, partial)
+            try:
+                os.link(self.state_file, partial)
+            except OSError:
+                shutil.copyfile(self.state_file, partial)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far; a half-written last line, left by a crash, is not one of them."""

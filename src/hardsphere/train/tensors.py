@@ -17,9 +17,14 @@ def write_tensors(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) 
     """Replace a safetensors file atomically; ``meta`` travels in its header as JSON, so the two never disagree."""
     from safetensors.torch import save
 
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    content = save(on_host(tensors), {"hardsphere": json.dumps(meta)})
     with appearing(file) as partial:  # written here, since safetensors' own file could be read by its owner only
-        partial.write_bytes(save(plain, {"hardsphere": json.dumps(meta)}))
+        partial.write_bytes(content)
+
+
+def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in the host's memory, which share nothing."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
