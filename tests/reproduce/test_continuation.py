@@ -21,7 +21,7 @@ from hardsphere.reproduce.due import recorded
 from hardsphere.reproduce.plan import Group, Plan, Run, merge
 from hardsphere.reproduce.store import Store
 from hardsphere.reproduce.sweeping import sweep
-from hardsphere.reproduce.workplace import claimed
+from hardsphere.reproduce.workspace import claimed
 
 NAMES = ("digits/pgd", "digits/pgd-he")
 

@@ -9,19 +9,19 @@ import pytest
 from hardsphere.errors import HardsphereError
 from hardsphere.recipes import recipe
 from hardsphere.reproduce.plan import Run
-from hardsphere.reproduce.workplace import Workplace, claimed
+from hardsphere.reproduce.workspace import Workspace, claimed
 
 RUN = Run("digits/pgd", recipe("digits/pgd"), ())
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Workplace:
-    made = Workplace(tmp_path / "work")
+def place(tmp_path: Path) -> Workspace:
+    made = Workspace(tmp_path / "work")
     made.prepare()
     return made
 
 
-def test_a_training_counts_only_with_its_note_and_its_weights(place: Workplace) -> None:
+def test_a_training_counts_only_with_its_note_and_its_weights(place: Workspace) -> None:
     assert not place.begun(RUN)
     (place.of(RUN) / "checkpoints").mkdir(parents=True)
     assert place.begun(RUN)
@@ -36,11 +36,11 @@ def test_a_training_counts_only_with_its_note_and_its_weights(place: Workplace) 
     assert [file.name for file in place.of(RUN).iterdir()] == ["metrics.jsonl"]
 
 
-def test_git_does_not_see_it(place: Workplace) -> None:
+def test_git_does_not_see_it(place: Workspace) -> None:
     assert (place.path / ".gitignore").read_text() == "*\n"
 
 
-def test_a_claim_is_held_by_one_at_a_time(place: Workplace) -> None:
+def test_a_claim_is_held_by_one_at_a_time(place: Workspace) -> None:
     lock = place.lock(RUN.id)
     with claimed(lock) as ours, claimed(lock) as theirs, claimed(place.lock("other")) as another:
         assert (ours, theirs, another) == (True, False, True)
@@ -51,6 +51,6 @@ def test_a_claim_is_held_by_one_at_a_time(place: Workplace) -> None:
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HardsphereError, match="cannot be written"):
-        Workplace(tmp_path / "file" / "work").prepare()
+        Workspace(tmp_path / "file" / "work").prepare()
     with pytest.raises(HardsphereError, match="cannot be written"), claimed(tmp_path / "file" / "a.lock"):
         pass

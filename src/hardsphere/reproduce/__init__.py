@@ -178,8 +178,8 @@ class _Asked:
         entries = tuple(ENTRIES.values()) if table == "all" else tuple(entry_named(one) for one in table.split(","))
         check_only(entries, size, only)
         folder = Path(out) if out is not None else Path("results") / scale
-        workplace = Path(work) if work is not None else folder / "work"
-        return cls(entries, size, folder, workplace, tuple(only), tuple(seeds), overrides or {})
+        workspace = Path(work) if work is not None else folder / "work"
+        return cls(entries, size, folder, workspace, tuple(only), tuple(seeds), overrides or {})
 
     def keeping(self, entries: Sequence[Table | Analysis]) -> _Asked:
         return replace(self, entries=tuple(entries))

@@ -9,7 +9,7 @@ from pathlib import Path
 from hardsphere.reproduce.measures import Measurement
 from hardsphere.reproduce.plan import Group, Plan, Run, record_id
 from hardsphere.reproduce.store import Record, Store
-from hardsphere.reproduce.workplace import Workplace
+from hardsphere.reproduce.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Due:
 
     plan: Plan
     store: Store
-    workplace: Workplace
+    workspace: Workspace
 
     def runs(self) -> list[Run]:
         """The runs of which anything is left to do."""
@@ -67,11 +67,11 @@ class Due:
 
     def is_open(self, run: Run) -> bool:
         """Whether there is anything left to do for a run."""
-        return bool(self.store.unrecorded(run)) or (self.wanted(run) and not self.workplace.trained(run))
+        return bool(self.store.unrecorded(run)) or (self.wanted(run) and not self.workspace.trained(run))
 
     def measurements(self, run: Run) -> list[Measurement]:
         """What is still to be measured on the weights of a trained run: nothing if other weights have it all."""
-        return self.store.unmeasured(run, self.workplace.note(run)["weights"]) if self.store.unrecorded(run) else []
+        return self.store.unmeasured(run, self.workspace.note(run)["weights"]) if self.store.unrecorded(run) else []
 
     def groups(self) -> list[Group]:
         """The groups that are not recorded yet."""

@@ -14,7 +14,7 @@ from hardsphere.reproduce.measures import Attacks, Corruptions, Measurement
 from hardsphere.reproduce.origins import recipe_line
 from hardsphere.reproduce.plan import Plan, Run, record_id
 from hardsphere.reproduce.store import Store
-from hardsphere.reproduce.workplace import Workplace
+from hardsphere.reproduce.workspace import Workspace
 
 IMAGES = {"cifar10": (49_000, 10_000), "cifar100": (49_000, 10_000), "digits": (1_294, 359), "arrays": (1_294, 359)}
 """Training and test images of data sets whose size is known without looking."""
@@ -25,7 +25,7 @@ def outline(plan: Plan, store: Store, work: Path) -> list[str]:
     lines: list[str] = []
     total = 0.0
     for run in plan.runs:
-        more, cost = _run(run, store, Workplace(work).trained(run))
+        more, cost = _run(run, store, Workspace(work).trained(run))
         lines, total = [*lines, *more], total + cost
     for group in plan.groups:
         state = "to do" if store.latest(group.id) is None else "recorded"

@@ -1,7 +1,7 @@
 """The sweep runner: goes through a plan, run by run, and has each trained, judged and recorded inside a budget of time.
 
     out/                    the records: see `hardsphere.reproduce.store`
-    work/                   weights and ledgers, which may be thrown away: see `hardsphere.reproduce.workplace`
+    work/                   weights and ledgers, which may be thrown away: see `hardsphere.reproduce.workspace`
 
 What is recorded is not done again, whether its weights are still there or not. A run of which something is missing goes
 on with the weights in ``work``; if they are gone it is trained again, and everything is measured anew on the new
@@ -30,7 +30,7 @@ from hardsphere.reproduce.plan import Group, Plan, Run
 from hardsphere.reproduce.reading import read_plan
 from hardsphere.reproduce.store import Store
 from hardsphere.reproduce.worker import Worker, tidy_memory
-from hardsphere.reproduce.workplace import Workplace, claimed
+from hardsphere.reproduce.workspace import Workspace, claimed
 from hardsphere.runtime import hardware, pick_device
 from hardsphere.train.loop import Reporter, Silence
 
@@ -70,11 +70,11 @@ def sweep(
     plan = read_plan(plan)
     time_left = Budget.of(seconds(budget), clock)
     chosen = pick_device(device)
-    workplace = Workplace(Path(work) if work is not None else Path(out) / "work")
-    workplace.prepare()
+    workspace = Workspace(Path(work) if work is not None else Path(out) / "work")
+    workspace.prepare()
     worker = Worker(
         Store(Path(out)),
-        workplace,
+        workspace,
         Shelf(data_dir),
         time_left,
         chosen,
@@ -105,8 +105,8 @@ class _Sweep:
     told: bool = False
 
     def __post_init__(self) -> None:
-        self.store, self.workplace, self.budget = self.worker.store, self.worker.workplace, self.worker.budget
-        self.due = Due(self.plan, self.store, self.workplace)
+        self.store, self.workspace, self.budget = self.worker.store, self.worker.workspace, self.worker.budget
+        self.due = Due(self.plan, self.store, self.workspace)
         self.say = self.worker.reporter.say
 
     def go(self) -> None:
@@ -125,18 +125,18 @@ class _Sweep:
 
     def fits(self, run: Run) -> bool:
         """Whether to begin. What was begun goes on, and what fits into no budget is done in parts."""
-        device, weights = hardware(self.worker.device), self.workplace.weights(run)
+        device, weights = hardware(self.worker.device), self.workspace.weights(run)
         expected = expected_seconds(run, self.store, device, weights)
-        return self.workplace.begun(run) or expected > self.budget.total or self.budget.holds(expected)
+        return self.workspace.begun(run) or expected > self.budget.total or self.budget.holds(expected)
 
     def do(self, run: Run) -> None:
         """Train (or go on, or find it trained), judge, record, and tidy up; unless another process is at it."""
-        with claimed(self.workplace.lock(run.id)) as ours:
+        with claimed(self.workspace.lock(run.id)) as ours:
             self.store.refresh()
             if not ours:
                 self.say(f"{run.name}: another process is at it; left to that one.")
             elif self.due.is_open(run):
-                if not self.workplace.trained(run):
+                if not self.workspace.trained(run):
                     self.worker.train(run)
                 self.look()
                 self.judge_all(run)
@@ -151,12 +151,12 @@ class _Sweep:
     def look(self) -> None:
         """Look at the groups whose models are all trained by now: that takes seconds, and weights may not last."""
         for group in self.due.groups():
-            if all(self.workplace.trained(run) for run in group.runs) and not self.budget.spent:
+            if all(self.workspace.trained(run) for run in group.runs) and not self.budget.spent:
                 self.attempt(group.name, partial(self.together, group))
 
     def together(self, group: Group) -> None:
         """Look at a group, unless another process is at it or was."""
-        with claimed(self.workplace.lock(group.id)) as ours:
+        with claimed(self.workspace.lock(group.id)) as ours:
             self.store.refresh()
             if not ours or self.store.latest(group.id) is not None:
                 return
@@ -167,7 +167,7 @@ class _Sweep:
     def tidy(self, run: Run) -> None:
         """Drop the weights that nobody needs any more, if they are not to be kept."""
         if not (self.plan.keep_weights or self.due.needs_weights(run)):
-            self.workplace.drop_weights(run)
+            self.workspace.drop_weights(run)
 
     def attempt(self, name: str, work: Callable[[], None]) -> bool:
         """Do some work; false if time ran out. What fails is said, and does not stop the rest."""

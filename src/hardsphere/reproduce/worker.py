@@ -21,7 +21,7 @@ from hardsphere.reproduce.places import Shelf
 from hardsphere.reproduce.plan import Group, Run, record_id
 from hardsphere.reproduce.recording import group_record, measurement_record, provenance, training_facts
 from hardsphere.reproduce.store import Record, Store
-from hardsphere.reproduce.workplace import Workplace
+from hardsphere.reproduce.workspace import Workspace
 from hardsphere.train import load, train
 from hardsphere.train.loop import Reporter
 
@@ -39,7 +39,7 @@ class Worker:
     """
 
     store: Store
-    workplace: Workplace
+    workspace: Workspace
     shelf: Shelf
     budget: Budget
     device: torch.device
@@ -54,7 +54,7 @@ class Worker:
 
     def train(self, run: Run) -> None:
         """Train to the end, and leave a note of it beside the weights."""
-        path, earlier, clock = self.workplace.of(run), self.store.weights_of(run.id), self.budget.clock
+        path, earlier, clock = self.workspace.of(run), self.store.weights_of(run.id), self.budget.clock
         self.reporter.say(f"{run.name}: training into {path}")
         begin = clock()
         try:
@@ -73,7 +73,7 @@ class Worker:
         weights = model_digest(load(path).model)
         facts = training_facts(trained.position, run, weights, earlier, path, clock() - begin)
         self.store.add_training(run, weights, (path / "metrics.jsonl").read_text(encoding="utf-8"))
-        self.workplace.leave_note(run, facts)
+        self.workspace.leave_note(run, facts)
         if facts["instead_of"]:
             self.reporter.say(f"{run.name}: trained again, to other weights than before; all is measured on these.")
 
@@ -83,7 +83,7 @@ class Worker:
             raise OutOfTime
         self.reporter.say(f"{run.name}: measuring {measurement.name}")
         identity = record_id(run.config, measurement)
-        subject, trained = self._subject(run, self.workplace.of(run) / f"measured-{identity}")
+        subject, trained = self._subject(run, self.workspace.of(run) / f"measured-{identity}")
         begin = self.budget.clock()
         measured = measurement.measure(subject)
         assert measured.facts.get("model", trained["weights"]) == trained["weights"], "another model was measured"
@@ -95,7 +95,7 @@ class Worker:
     def look(self, group: Group) -> None:
         """Look at several trained models at once, and record what was seen."""
         self.reporter.say(f"{group.name}: looking at {', '.join(run.name for run in group.runs)}")
-        found = {run.name: self._subject(run, self.workplace.of(run) / f"seen-{group.id}") for run in group.runs}
+        found = {run.name: self._subject(run, self.workspace.of(run) / f"seen-{group.id}") for run in group.runs}
         subjects = {name: subject for name, (subject, _) in found.items()}
         trained = {name: note for name, (_, note) in found.items()}
         begin = self.budget.clock()
@@ -108,7 +108,7 @@ class Worker:
 
     def _subject(self, run: Run, folder: Path) -> tuple[Subject, Record]:
         """A trained model ready to be judged, and what there is to say about its training."""
-        path, note = self.workplace.of(run), self.workplace.note(run)
+        path, note = self.workspace.of(run), self.workspace.note(run)
         deployed = load(path)
         if model_digest(deployed.model) != note["weights"]:
             raise HardsphereError(

@@ -25,7 +25,7 @@ TRAINED = "trained.json"  # beside the weights of a finished training: what ther
 
 
 @dataclass(frozen=True)
-class Workplace:
+class Workspace:
     """A directory of run directories."""
 
     path: Path
