@@ -24,6 +24,8 @@ from typing import Any
 
 import hardsphere
 from hardsphere.evaluate.statistics import wilson
+from hardsphere.markdown import header, line
+from hardsphere.runtime import code_of
 
 Result = Mapping[str, Any]
 
@@ -144,14 +146,11 @@ def read(results: Path, name: str) -> dict[str, Any]:
 
 
 def code(result: Result) -> str:
-    """The commit that was measured, or else the digest of its source."""
-    machine = result["environment"]
-    return machine["commit"] or f"source {machine['source']}"
+    return code_of(result["environment"])
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    marks = ["---"] * left + ["---:"] * (len(head) - left)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *rows))
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([*header(titles), *map(line, rows)])
 
 
 def training_page(results: Path) -> str:

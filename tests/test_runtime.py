@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 
 import pytest
 
-from hardsphere.runtime import commit
+from hardsphere.runtime import code_of, commit
 
 
 def test_a_copy_of_the_source_outside_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,11 +20,18 @@ def test_a_copy_of_the_source_outside_a_checkout_is_told_its_commit(monkeypatch:
     assert commit() is None
 
 
-def test_in_a_checkout_git_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HARDSPHERE_COMMIT", raising=False)
-    own = commit()
-    if own is None:
-        pytest.skip("the source lies in no checkout")
-    assert re.fullmatch(r"[0-9a-f]{12}\+?", own)
+@pytest.mark.parametrize(("changed", "mark"), [("", ""), (" M sphere.py", "+")])
+def test_in_a_checkout_git_is_believed(changed: str, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"ls-files": "sphere.py", "rev-parse": "0123456789ab", "status": changed}
+
+    def git(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, stdout=f"{answers[command[3]]}\n")
+
+    monkeypatch.setattr(subprocess, "run", git)
     monkeypatch.setenv("HARDSPHERE_COMMIT", "another")
-    assert commit() == own
+    assert commit() == f"0123456789ab{mark}"
+
+
+def test_the_code_of_a_record() -> None:
+    assert code_of({"commit": "0123abcd", "source": "s1"}) == "0123abcd"
+    assert code_of({"commit": None, "source": "s1"}) == "source s1"

@@ -52,14 +52,13 @@ class PlainReporter:
 
     def begin(self, total: int, done: int) -> None:
         self._total, self._first, self._done, self._started = total, done, done, time.monotonic()
-        self._preparing = 0.0
 
     def advance(self, done: int) -> None:
         self._done = done
 
     def epoch(self, row: dict[str, Any]) -> None:
-        self._preparing += row.get("preparing_seconds", 0.0)  # which comes but once
-        spent = time.monotonic() - self._started - self._preparing
+        self._started += row["preparing_seconds"]  # that comes but once, and says nothing about the time left
+        spent = time.monotonic() - self._started
         left = spent * (self._total - self._done) / max(self._done - self._first, 1)
         self.say(f"{epoch_line(row)}  {_duration(left)} left")
 
@@ -87,6 +86,7 @@ class LiveReporter:
         self._progress.update(self._task, completed=done, rate=f"{rate:.1f} batches/s")
 
     def epoch(self, row: dict[str, Any]) -> None:
+        self._started += row["preparing_seconds"]
         self.say(epoch_line(row))
 
     def say(self, text: str) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -61,14 +61,19 @@ def tf32() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def without_kernel_search() -> Iterator[None]:
-    """No search for the fastest convolution: where batches shrink from step to step it would start anew each time."""
-    benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
+def _cudnn(deterministic: bool, benchmark: bool) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = benchmark
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+def without_kernel_search() -> AbstractContextManager[None]:
+    """No search for the fastest convolution: where batches shrink from step to step it would start anew each time."""
+    return _cudnn(torch.backends.cudnn.deterministic, False)
 
 
 @contextmanager
@@ -87,16 +92,9 @@ def choose_kernels(repeatable: bool) -> None:
     torch.backends.cudnn.benchmark = not repeatable
 
 
-@contextmanager
-def kernels_chosen(repeatable: bool) -> Iterator[None]:
+def kernels_chosen(repeatable: bool) -> AbstractContextManager[None]:
     """`choose_kernels` for a while: whoever calls a library wants torch's switches back as they were."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    choose_kernels(repeatable)
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
+    return _cudnn(repeatable, not repeatable)
 
 
 @cache
@@ -142,6 +140,11 @@ def commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return told
+
+
+def code_of(environment: Mapping[str, Any]) -> str:
+    """The code that a recorded `environment` names: its commit, or else the digest of its source."""
+    return str(environment["commit"] or f"source {environment['source']}")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

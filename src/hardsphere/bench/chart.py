@@ -12,6 +12,8 @@ import numpy as np
 from hardsphere.bench.costs import Axis, Point, Swept
 from hardsphere.bench.laws import TOLERANCE, Law, fit
 from hardsphere.files import appearing, write_json, write_text
+from hardsphere.markdown import header, line
+from hardsphere.runtime import code_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,20 +69,14 @@ def page(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law]) -> str
     ]
     if swept.missing:
         parts.append(f"Not measured yet: {'; '.join(swept.missing)}.")
-    codes = dict.fromkeys(_code(point) for point in everything)
+    codes = dict.fromkeys(f"torch {one.environment['torch']}, {code_of(one.environment)}" for one in everything)
     parts.append(f"`hardsphere bench sweep`, {'; '.join(codes)}. All points are in `points.jsonl`.")
     return "\n\n".join(parts) + "\n"
 
 
-def _code(point: Point) -> str:
-    """The software that was measured."""
-    found = point.environment
-    return f"torch {found['torch']}, {found['commit'] or 'source ' + found['source']}"
-
-
 def _table(axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
-    head = [axis.title, "ms per step", "rounds", "law, ms", "images/s", "TFLOP/s", "of GEMM", "GiB"]
-    lines = [f"| {' | '.join(head)} |", f"|{' ---: |' * len(head)}"]
+    titles = [axis.title, "ms per step", "rounds", "law, ms", "images/s", "TFLOP/s", "of GEMM", "GiB"]
+    lines = header(titles, words=0)
     for value, point in sorted(points.items()):
         rounds = [1e3 * one for one in point.rounds_step_seconds]
         cells = [
@@ -93,7 +89,7 @@ def _table(axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
             f"{point.gemm_share:.0%}",
             "–" if point.peak_memory_gib is None else f"{point.peak_memory_gib:.1f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(line(cells))
     return "\n".join([f"{axis.title[0].upper()}{axis.title[1:]} ({axis.fixed}):", "", *lines])
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hardsphere.errors import HardsphereError
-from hardsphere.runtime import exact_float32
+from hardsphere.runtime import exact_float32, kernels_chosen
 from hardsphere.threat import Ball, per_sample
 
 TOLERANCE = 1e-6
@@ -108,14 +108,8 @@ def moved(model: nn.Module, home: torch.device, place: torch.device) -> Iterator
 @contextmanager
 def plain_float32(device: torch.device) -> Iterator[None]:
     """Float32 as IEEE means it: no TF32, no autocast, and convolutions that repeat. All put back afterwards."""
-    cudnn = torch.backends.cudnn
-    deterministic, benchmark = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        with exact_float32(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
+    with kernels_chosen(repeatable=True), exact_float32(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def answer(model: nn.Module, x: Tensor) -> Tensor:

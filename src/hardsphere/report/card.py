@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hardsphere.markdown import escape, header, line
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -63,7 +65,7 @@ def card_view(card: dict[str, Any]) -> RenderableType:
         parts += [Text(), grid]
     parts.append(Text())
     parts += [Text(f"! {remark}", "yellow") for remark in _remarks(card)]
-    parts += [Text(line, "dim") for line in _provenance(card)]
+    parts += [Text(text, "dim") for text in _provenance(card)]
     return Padding(Group(*parts), (1, 0))
 
 
@@ -71,13 +73,12 @@ def card_markdown(card: dict[str, Any]) -> str:
     """A card as Markdown."""
     lines = [f"# Robustness card: {_headline(card)}", "", f"**{_protocol(card)}** · {_subject(card)}", ""]
     for table in _tables(card):
-        lines += [f"## {table.title}", "", _markdown_row(table.columns)]
-        lines += [_markdown_row(["---", *["---:"] * (len(table.columns) - 1)])]
+        lines += [f"## {table.title}", "", *header(table.columns)]
         for index, row in enumerate(table.rows):
-            lines.append(_markdown_row([f"**{cell}**" if index in table.strong and cell else cell for cell in row]))
+            lines.append(line([f"**{cell}**" if index in table.strong and cell else cell for cell in row]))
         lines.append("")
-    lines += [f"> {_escape(remark)}\n" for remark in _remarks(card)]
-    lines += [f"- {_escape(line)}" for line in _provenance(card)]
+    lines += [f"> {escape(remark)}\n" for remark in _remarks(card)]
+    lines += [f"- {escape(text)}" for text in _provenance(card)]
     return "\n".join(lines) + "\n"
 
 
@@ -131,11 +132,11 @@ def _attacks(result: dict[str, Any], cascade: bool, several: bool) -> _Table:
     title = "Attacks, each on what the ones before left standing" if cascade else "Attacks, each on its own"
     columns = ["attack", "after it" if cascade else "alone", "95 %", "broken", "fwd/img", "bwd/img", "time"]
     rows = []
-    for line in result["attacks"]:
-        percent, interval, _ = _accuracy(line)
-        broken = f"{line['broken']}/{line['attacked']}"
-        passes = [_count(line["forwards"]), _count(line["backwards"])] if line["attacked"] else ["-", "-"]
-        rows.append([line["name"], percent, interval, broken, *passes, _time(line["seconds"])])
+    for attack in result["attacks"]:
+        percent, interval, _ = _accuracy(attack)
+        broken = f"{attack['broken']}/{attack['attacked']}"
+        passes = [_count(attack["forwards"]), _count(attack["backwards"])] if attack["attacked"] else ["-", "-"]
+        rows.append([attack["name"], percent, interval, broken, *passes, _time(attack["seconds"])])
     percent, interval, _ = _accuracy(result["robust"])
     fallen = sum(result["broken_by"].values())
     seconds = sum(line["seconds"] for line in result["attacks"])
@@ -179,10 +180,10 @@ def _remarks(card: dict[str, Any]) -> list[str]:
     if card["protocol"] == "corruptions":
         return remarks
     for result in card["results"]:
-        for line in result["attacks"]:
-            if line["stuck"]:
+        for attack in result["attacks"]:
+            if attack["stuck"]:
                 remarks.append(
-                    f"{line['name']}: no gradient to follow on {line['stuck']} of {line['attacked']} samples."
+                    f"{attack['name']}: no gradient to follow on {attack['stuck']} of {attack['attacked']} samples."
                 )
     return [card["suite"]["caveat"], *remarks] if card["suite"]["caveat"] else remarks
 
@@ -232,11 +233,3 @@ def _time(seconds: float) -> str:
 
 def _shortened(ids: str) -> str:
     return ids if len(ids) <= 60 else ids[:57] + "..."
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")

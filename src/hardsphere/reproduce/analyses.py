@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from hardsphere import analysis
 from hardsphere.analysis import figures
 from hardsphere.evaluate.targets import first_images
+from hardsphere.markdown import header, line
 from hardsphere.reproduce import paper
 from hardsphere.reproduce.analysing import Analysis, Facts, figure_name, plain_title
 from hardsphere.reproduce.drawing import drawn
 from hardsphere.reproduce.measures import Subject
-from hardsphere.reproduce.page_parts import NOTHING, accuracy, header, line
+from hardsphere.reproduce.page_parts import NOTHING, accuracy
 from hardsphere.reproduce.table_page import PRINTED
 from hardsphere.reproduce.tables import Row
 from hardsphere.threat import Ball

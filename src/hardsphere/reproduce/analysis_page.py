@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hardsphere.markdown import header, line
 from hardsphere.reproduce.origins import Plain
-from hardsphere.reproduce.page_parts import accuracy, bullets, count, header, line, minutes, runs_section, sentence
+from hardsphere.reproduce.page_parts import accuracy, bullets, count, minutes, runs_section, sentence
 from hardsphere.reproduce.tables import HONEST
 
 

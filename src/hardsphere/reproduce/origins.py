@@ -9,6 +9,7 @@ from hardsphere.config import flatten, from_dict
 from hardsphere.recipes import recipe
 from hardsphere.reproduce.measures import ROBUST, Measurement
 from hardsphere.reproduce.store import Record
+from hardsphere.runtime import code_of
 
 Plain = dict[str, Any]
 
@@ -42,9 +43,8 @@ def training_origin(
 
 
 def commit_of(record: Mapping[str, Any]) -> str:
-    """The commit of the code; where there was no version control, the digest of its source."""
-    machine = record["environment"]
-    return str(machine["commit"] or f"source {machine['source']}")
+    """The code of a record."""
+    return code_of(record["environment"])
 
 
 def machine_of(record: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""What the pages share: lines and cells of Markdown tables, and the section that says where the models come from."""
+"""What the pages share: cells of their tables, and the section that says where the models come from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hardsphere.markdown import escape, header, line
 from hardsphere.reproduce.origins import Plain
 
 NOTHING = "–"
@@ -13,20 +14,6 @@ NOTHING = "–"
 def sentence(text: str) -> str:
     """With a capital letter and a full stop."""
     return f"{text[0].upper()}{text[1:].removesuffix('.')}."
-
-
-def header(cells: Sequence[str], words: int = 1) -> list[str]:
-    """The head of a Markdown table, whose first columns hold words and whose others hold numbers."""
-    return [line(cells), line(["---"] * words + ["---:"] * (len(cells) - words))]
-
-
-def line(cells: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
-
-
-def escape(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def bullets(sentences: Sequence[str]) -> list[str]:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hardsphere.markdown import header, line
 from hardsphere.reproduce.due import Swept
 from hardsphere.reproduce.origins import commit_of, machine_of
-from hardsphere.reproduce.page_parts import accuracy, bullets, count, header, line, minutes
+from hardsphere.reproduce.page_parts import accuracy, bullets, count, minutes
 from hardsphere.reproduce.store import Record
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hardsphere.markdown import header, line
 from hardsphere.reproduce.origins import Plain
 from hardsphere.reproduce.page_parts import (
     NOTHING,
     bullets,
     count,
     difference,
-    header,
-    line,
     printed,
     runs_section,
     sentence,

@@ -139,9 +139,7 @@ class Trainer:
             with kernels_chosen(self.config.repeatable):
                 while self.position.finished is None:
                     row = self._epoch()
-                    for name, value in row.items():
-                        if isinstance(value, float):
-                            events.add_scalar(name, value, row["epoch"])
+                    _add_scalars(events, row)
                     self.reporter.epoch(row)
         finally:
             events.close()
@@ -307,6 +305,12 @@ class Trainer:
         self.position = Position(**meta["position"])
         self.position.best = (self.position.best[0], self.position.best[1])
         self.stepper.updates = self.position.updates
+
+
+def _add_scalars(events: Any, row: Mapping[str, Any]) -> None:
+    for name, value in row.items():
+        if isinstance(value, float):
+            events.add_scalar(name, value, row["epoch"])
 
 
 def _events(directory: Path, done: int) -> Any:

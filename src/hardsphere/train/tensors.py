@@ -14,17 +14,20 @@ from hardsphere.files import appearing
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-    """Replace a safetensors file atomically; ``meta`` travels in its header as JSON, so the two never disagree."""
+    """Replace a safetensors file atomically; ``meta`` travels in its header as JSON, so the two never disagree.
+
+    Args:
+        tensors: as `on_host` gives them.
+    """
     from safetensors.torch import save
 
-    content = save(on_host(tensors), {"hardsphere": json.dumps(meta)})
     with appearing(file) as partial:  # written here, since safetensors' own file could be read by its owner only
-        partial.write_bytes(content)
+        partial.write_bytes(save(tensors, {"hardsphere": json.dumps(meta)}))
 
 
 def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies in the host's memory, which share nothing."""
-    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
