@@ -84,8 +84,18 @@ def test_the_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
 
 def test_points_of_another_machine_are_not_mixed_in(tmp_path: Path) -> None:
     costs._append(tmp_path / "points.jsonl", made_up(Setting("cnn-2", 4, 1), 1.0))
+    axis = Axis("attack steps K", "tiny", {k: Setting("cnn-2", 4, k) for k in (1, 2)})
     with pytest.raises(HardsphereError, match="measured on a machine"):
-        sweep_costs(tmp_path, axes={}, device=CPU)
+        sweep_costs(tmp_path, axes={"k": axis}, device=CPU)
+
+
+def test_the_page_of_a_whole_sweep_is_written_anywhere(tmp_path: Path) -> None:
+    axis = Axis("attack steps K", "tiny", {k: Setting("cnn-2", 4, k) for k in (1, 2, 3)})
+    for setting in axis.settings.values():
+        costs._append(tmp_path / "points.jsonl", made_up(setting, 1.0 * setting.attack_steps))
+    swept = sweep_costs(tmp_path, axes={"k": axis}, device=CPU)
+    assert [point.step_seconds for point in swept.points["k"].values()] == [1.0, 2.0, 3.0]
+    assert swept.missing == ()
 
 
 def test_laws_figure_and_text(tmp_path: Path) -> None:

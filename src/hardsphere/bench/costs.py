@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,11 @@ def sweep_costs(
     """
     out.mkdir(parents=True, exist_ok=True)
     file, began, longest = out / POINTS_FILE, time.monotonic(), 0.0
-    known = read_points(file, device)
+    known = read_points(file)
     wanted = dict.fromkeys(setting for axis in axes.values() for setting in axis.settings.values())
     todo = [setting for setting in wanted if setting not in known]
+    if todo:
+        _refuse_other_machines(file, known.values(), device)
     gemm = gemm_rate(device) if todo else 0.0
     missing = []
     for setting in todo:
@@ -176,17 +178,20 @@ def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.d
     )
 
 
-def read_points(file: Path, device: torch.device) -> dict[Setting, Point]:
+def read_points(file: Path) -> dict[Setting, Point]:
     """What was measured before; a line that a killed process left unfinished is measured again."""
     points = [_point(line) for line in file.read_text().splitlines()] if file.exists() else []
-    found = {point.setting: point for point in points if point is not None}
-    for point in found.values():
+    return {point.setting: point for point in points if point is not None}
+
+
+def _refuse_other_machines(file: Path, points: Iterable[Point], device: torch.device) -> None:
+    """A law is fitted to times of one machine. Where nothing is left to measure, any machine may write the page."""
+    for point in points:
         other = point.environment["device"]
         if other != hardware(device):
             raise HardsphereError(
                 f"'{file}' was measured on {other}, not on {hardware(device)}: choose another folder."
             )
-    return found
 
 
 def _point(line: str) -> Point | None:
