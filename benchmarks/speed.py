@@ -35,6 +35,7 @@ TRAINING = {
     "preactresnet18-512": f"{PGD} --model preactresnet18 --batch 512 --steps 20 --no-heads",
     "wrn-34-10-128": f"{PGD} --model wrn-34-10 --batch 128 --steps 12 --no-heads --profile",
     "wrn-34-10-512": f"{PGD} --model wrn-34-10 --batch 512 --steps 4 --no-heads",
+    "wrn-34-1-128": f"{PGD} --model wrn-34-1 --batch 128 --steps 40 --no-heads --profile",
     "free-preactresnet18-128": "bench train cifar10/free-he --steps 20 --no-heads",
     "fast-preactresnet18-128": "bench train cifar10/fast-he --steps 100 --no-heads",
 }
@@ -181,13 +182,16 @@ def training_page(results: Path) -> str:
         "## First use",
         _first_use(results, rows["wrn-34-10-512"]),
         "## What bounds what is left",
-        _profiles({"PreActResNet-18": rows["preactresnet18-128"], "WRN-34-10": rows["wrn-34-10-128"]}),
+        _profiles({title: rows[name] for name, title in _PROFILED.items()}),
+        "How the cost grows with attack steps, batch and width, by which law and why, is in "
+        "[bench-sweep/sweep.md](bench-sweep/sweep.md).",
         "## Commands",
         _commands([row["command"] for row in (*rows.values(), heads)]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+_PROFILED = {"preactresnet18-128": "PreActResNet-18", "wrn-34-10-128": "WRN-34-10", "wrn-34-1-128": "WRN-34-1"}
 _EPOCHS = {"fast": "FastAT", "free": "FreeAT, which replays each batch eight times"}
 
 
@@ -237,6 +241,7 @@ def _profiles(rows: Mapping[str, Result]) -> str:
     groups = list(dict.fromkeys(group for row in rows.values() for group in row["profile"]["groups"]))
     cells = [[group, *(f"{row['profile']['groups'][group]:.1%}" for row in rows.values())] for group in groups]
     cells.append(["kernels a step", *(f"{row['profile']['kernels_per_step']:,.0f}" for row in rows.values())])
+    cells.append(["a kernel lasts, on average", *(f"{_kernel_microseconds(row):.0f} µs" for row in rows.values())])
     cells.append(["between kernels, of all time", *(f"{row['profile']['idle_share']:.1%}" for row in rows.values())])
     longest = "; ".join(
         f"of {name}, {sum(kernel['share'] for kernel in row['profile']['longest'][:4]):.0%}"
@@ -248,6 +253,10 @@ def _profiles(rows: Mapping[str, Result]) -> str:
         f"{longest}. A wide network is bound by them; a narrow one also by the time between its many short kernels, "
         "which is why a larger batch helps it most."
     )
+
+
+def _kernel_microseconds(row: Result) -> float:
+    return float(1e3 * row["profile"]["busy_milliseconds"] / row["profile"]["kernels_per_step"])
 
 
 def _commands(commands: Sequence[str]) -> str:

@@ -18,18 +18,30 @@ CPU = torch.device("cpu")
 def made_up(setting: Setting, step_seconds: float, device: str = "a machine") -> Point:
     rounds = (0.9 * step_seconds, step_seconds, 1.2 * step_seconds)
     environment = {"device": device, "torch": "2", "commit": None, "source": "s1"}
-    return Point(setting, step_seconds, rounds, 1.0, 1.0, 0.25, 1.0, None, environment)
+    return Point(setting, step_seconds, rounds, 1.0, 1.0, 0.25, 1.0, environment)
 
 
-@pytest.mark.parametrize("power", [1, 2])
-def test_a_fit_recovers_what_was_planted(power: int) -> None:
-    values = [1, 2, 5, 10, 20]
-    law = fit(values, [0.003 + 0.0007 * value**power for value in values], power)
-    assert law.fixed == pytest.approx(0.003)
-    assert law.growth == pytest.approx(0.0007)
+@pytest.mark.parametrize("powers", [(0, 1), (0, 2), (0, 1, 2)])
+def test_a_fit_recovers_what_was_planted(powers: tuple[int, ...]) -> None:
+    values, planted = [1, 2, 5, 10, 20], (0.003, 0.0007, 0.0001)
+
+    def time(value: float) -> float:
+        return sum(coefficient * value**power for coefficient, power in zip(planted, powers, strict=False))
+
+    law = fit(values, [time(value) for value in values], powers)
+    assert law.coefficients == pytest.approx(planted[: len(powers)])
     assert law.departures == pytest.approx([0] * 5, abs=1e-9)
     assert law.outside == {}
-    assert law.at(4) == pytest.approx(0.003 + 0.0007 * 4**power)
+    assert law.at(4) == pytest.approx(time(4))
+    assert sum(law.parts(4)) == pytest.approx(time(4))
+
+
+def test_where_one_part_overtakes_the_next() -> None:
+    values = [1, 2, 5, 10, 20]
+    law = fit(values, [8 + 4 * x + 0.5 * x**2 for x in values], (0, 1, 2))
+    assert law.crossings == pytest.approx((2, 8))
+    assert fit(values, [9 + 0.25 * x**2 for x in values], (0, 2)).crossings == pytest.approx((6,))
+    assert fit(values, [10 * x - 2 for x in values]).crossings == ()  # a fixed part below zero leads nowhere
 
 
 def test_a_fit_tells_where_it_fails() -> None:
@@ -42,7 +54,7 @@ def test_a_fit_tells_where_it_fails() -> None:
 
 
 def test_a_law_of_one_point_is_none() -> None:
-    with pytest.raises(HardsphereError, match="two different values"):
+    with pytest.raises(HardsphereError, match="at least 2 different values"):
         fit([3, 3], [1.0, 1.0])
 
 
@@ -102,19 +114,22 @@ def test_laws_figure_and_text(tmp_path: Path) -> None:
     points = {
         "k": {k: made_up(s, 0.002 + 0.001 * k) for k, s in AXES["k"].settings.items()},
         "batch": {b: made_up(s, max(0.010, 1e-4 * b)) for b, s in AXES["batch"].settings.items()},
-        "width": {w: made_up(s, 0.020 + 0.0005 * w**2) for w, s in AXES["width"].settings.items()},
+        "width": {w: made_up(s, 0.020 + 0.002 * w + 0.0005 * w**2) for w, s in AXES["width"].settings.items()},
     }
     files = write_sweep(Swept(points, ()), AXES, tmp_path)
     assert {file.name for file in files} == {"law.json", "sweep.md", "sweep.png"}
     law = json.loads((tmp_path / "law.json").read_text())
-    assert law["k"]["growth"] == pytest.approx(0.001)
-    assert law["width"]["growth"] == pytest.approx(0.0005)
+    assert law["k"]["coefficients"] == pytest.approx([0.002, 0.001])
+    assert law["k"]["crossings"] == pytest.approx([2])
+    assert law["width"]["coefficients"] == pytest.approx([0.020, 0.002, 0.0005])
     assert law["batch"]["outside"]
     text = (tmp_path / "sweep.md").read_text()
     assert "t = 2 + 1 x ms" in text
-    assert "t = 20 + 0.5 x² ms" in text
-    assert "departs from the law by more than 10% at" in text
-    assert "| 20 | 22.00 | 19.80 to 26.40 | 22.00 | 1 | 1 | 25% | – |" in text
+    assert "t = 20 + 2 x + 0.5 x² ms" in text
+    assert "The fixed part is larger below 2: there the cost is closer to constant than to linear." in text
+    assert "The part in x is overtaken above 4: there the cost is no longer linear." in text
+    assert "Measurement departs from the law by more than 10% at" in text
+    assert "| 20 | 22.00 | 19.80 to 26.40 | 22.00 | 1 | 1 | 25% |" in text
     assert "`hardsphere bench sweep`, torch 2, source s1." in text
     assert (tmp_path / "sweep.png").stat().st_size < 200_000
 

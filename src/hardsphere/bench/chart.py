@@ -18,19 +18,25 @@ from hardsphere.runtime import code_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FEWEST_POINTS = 3
 _POINTS, _LAW = "#0072B2", "#D55E00"
 
-# What the part that does not grow stands for.
-_FIXED = {
-    "k": "the update, the data and the weight average",
-    "batch": "the optimiser, the weight average and kernels too small to fill the device",
-    "width": "layers bound by memory, and kernels too small to fill the device",
+# What each part of a law stands for, the fixed one first.
+_PARTS = {
+    "k": ("the update, the data and the weight average", "the passes of the attack"),
+    "batch": (
+        "the optimiser, the weight average, and kernels that take the same time however few images they are given",
+        "arithmetic and memory traffic, both by the image",
+    ),
+    "width": (
+        "the number of kernels, which any width has: narrow ones do not fill the device",
+        "memory traffic of images between convolutions",
+        "the arithmetic of convolutions",
+    ),
 }
 
 
 def write_sweep(swept: Swept, axes: Mapping[str, Axis], out: Path) -> list[Path]:
-    """Laws, figure and text of every axis with at least three points, into a folder; the files written."""
+    """Laws, figure and text of every axis with more points than its law has parts, into a folder; the files written."""
     laws = laws_of(swept, axes)
     if not laws:
         return []
@@ -44,15 +50,16 @@ def write_sweep(swept: Swept, axes: Mapping[str, Axis], out: Path) -> list[Path]
 def laws_of(swept: Swept, axes: Mapping[str, Axis]) -> dict[str, Law]:
     """The law of each axis that has enough points."""
     return {
-        name: fit(list(points), [point.step_seconds for point in points.values()], axes[name].power)
+        name: fit(list(points), [point.step_seconds for point in points.values()], axes[name].powers)
         for name, points in swept.points.items()
-        if len(points) >= FEWEST_POINTS
+        if len(points) > len(axes[name].powers)
     }
 
 
 def plain_law(law: Law) -> dict[str, Any]:
-    """A law in plain values, with the places where it does not hold."""
-    return asdict(law) | {"unit": "seconds", "outside": {f"{x:g}": far for x, far in law.outside.items()}}
+    """A law in plain values, with where its parts overtake each other and where it does not hold."""
+    outside = {f"{x:g}": far for x, far in law.outside.items()}
+    return asdict(law) | {"unit": "seconds", "crossings": list(law.crossings), "outside": outside}
 
 
 def page(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law]) -> str:
@@ -75,7 +82,7 @@ def page(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law]) -> str
 
 
 def _table(axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
-    titles = [axis.title, "ms per step", "rounds", "law, ms", "images/s", "TFLOP/s", "of GEMM", "GiB"]
+    titles = [axis.title, "ms per step", "rounds", "law, ms", "images/s", "TFLOP/s", "of GEMM"]
     lines = header(titles, words=0)
     for value, point in sorted(points.items()):
         rounds = [1e3 * one for one in point.rounds_step_seconds]
@@ -87,7 +94,6 @@ def _table(axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
             f"{point.images_per_second:,.0f}",
             f"{point.tflops:.0f}",
             f"{point.gemm_share:.0%}",
-            "–" if point.peak_memory_gib is None else f"{point.peak_memory_gib:.1f}",
         ]
         lines.append(line(cells))
     return "\n".join([f"{axis.title[0].upper()}{axis.title[1:]} ({axis.fixed}):", "", *lines])
@@ -95,27 +101,49 @@ def _table(axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
 
 def _sentence(name: str, axis: Axis, law: Law, points: Mapping[int, Point]) -> str:
     least, most = min(points), max(points)
-    text = f"**{axis.title}** from {least} to {most} ({axis.fixed}): t = {_formula(law)} ms. "
-    if law.fixed > 0:
-        text += (
-            f"The fixed part is {law.fixed / law.at(least):.0%} of the step at {least} and "
-            f"{law.fixed / law.at(most):.0%} at {most}: {_FIXED.get(name, 'what does not grow')}. "
-        )
-    if law.outside:
-        places = ", ".join(
-            f"{x:g} ({far:+.0%}, {points[int(x)].gemm_share:.0%} of GEMM)" for x, far in law.outside.items()
-        )
-        text += f"It departs from the law by more than {TOLERANCE:.0%} at {places}. "
-    else:
-        x, far = law.largest_departure
-        text += f"It holds within {TOLERANCE:.0%} everywhere (at worst {far:+.1%}, at {x:g}). "
     low, high = (points[value].gemm_share for value in (least, most))
-    return text + f"The step runs at {low:.0%} of GEMM at {least} and {high:.0%} at {most}."
+    return (
+        f"**{axis.title}** from {least} to {most} ({axis.fixed}): t = {_formula(law)} ms. "
+        f"{_parts(name, law, least, most)}{_holding(law, points)} "
+        f"The step runs at {low:.0%} of GEMM at {least} and {high:.0%} at {most}."
+    )
+
+
+def _parts(name: str, law: Law, least: int, most: int) -> str:
+    """What the parts of a law are, how much they matter, and from where on each leads."""
+    words = []
+    starts, ends = (law.parts(value) for value in (least, most))
+    for power, meaning, start, end in zip(law.powers, _PARTS.get(name, ()), starts, ends, strict=False):
+        title = "The fixed part" if power == 0 else f"The part in {_grown(power)}"
+        words.append(
+            f"{title} ({meaning}) is {start / law.at(least):.0%} at {least} and {end / law.at(most):.0%} at {most}."
+        )
+    for power, crossing in zip(law.powers[1:], law.crossings, strict=False):
+        before = "fixed part" if power == 1 else f"part in {_grown(power - 1)}"
+        kind = "is closer to constant than to linear" if power == 1 else "is no longer linear"
+        where = f"below {crossing:.2g}" if power == 1 else f"above {crossing:.2g}"
+        words.append(f"The {before} is {'larger' if power == 1 else 'overtaken'} {where}: there the cost {kind}.")
+    return "".join(f"{word} " for word in words)
+
+
+def _holding(law: Law, points: Mapping[int, Point]) -> str:
+    if not law.outside:
+        x, far = law.largest_departure
+        return f"The law holds within {TOLERANCE:.0%} everywhere (at worst {far:+.1%}, at {x:g})."
+    places = ", ".join(f"{x:g} ({far:+.0%}, {points[int(x)].gemm_share:.0%} of GEMM)" for x, far in law.outside.items())
+    return f"Measurement departs from the law by more than {TOLERANCE:.0%} at {places}."
 
 
 def _formula(law: Law) -> str:
-    grown = {1: "x", 2: "x²"}.get(law.power, f"x^{law.power}")
-    return f"{1e3 * law.fixed:.3g} {'+' if law.growth >= 0 else '-'} {abs(1e3 * law.growth):.3g} {grown}"
+    text = ""
+    for power, coefficient in zip(law.powers, law.coefficients, strict=True):
+        sign = ("-" if coefficient < 0 else "") if not text else f" {'-' if coefficient < 0 else '+'} "
+        text += f"{sign}{abs(1e3 * coefficient):.3g}{f' {_grown(power)}' if power else ''}"
+    return text
+
+
+def _grown(power: int) -> str:
+    return {1: "x", 2: "x²"}.get(power, f"x^{power}")
 
 
 def draw(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law], file: Path) -> None:

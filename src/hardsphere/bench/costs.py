@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hardsphere.bench.clock import forget_memory, gemm_rate, peak_memory, seconds
+from hardsphere.bench.clock import forget_memory, gemm_rate, seconds
 from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.recipes import recipe
@@ -49,13 +49,13 @@ class Axis:
     Attributes:
         title: for people.
         fixed: what stays the same, in words.
-        power: the power of the value that the arithmetic grows with.
+        powers: the powers of the value whose sum is the law.
     """
 
     title: str
     fixed: str
     settings: Mapping[int, Setting]
-    power: int = 1
+    powers: tuple[int, ...] = (0, 1)
 
 
 AXES: dict[str, Axis] = {
@@ -73,7 +73,7 @@ AXES: dict[str, Axis] = {
         "width of WRN-34",
         "batch 128, K = 10",
         {width: Setting(f"wrn-34-{width}", 128, 10) for width in (1, 2, 5, 10, 20)},
-        power=2,
+        powers=(0, 1, 2),
     ),
 }
 
@@ -89,7 +89,6 @@ class Point:
     tflops: float
     gemm_share: float
     first_steps_seconds: float
-    peak_memory_gib: float | None
     environment: dict[str, Any]
 
 
@@ -153,13 +152,12 @@ def axes_named(names: Sequence[str]) -> dict[str, Axis]:
 
 def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.device) -> Point:
     """Measure one point, as if no other had been measured before."""
-    forget_memory(device)
     if device.type == "cuda":
         torch.compiler.reset()  # else torch gives up compiling after some variants of the same code
+    forget_memory(device)
     changes = {"model": setting.model, "batch": setting.batch, "attack.steps": setting.attack_steps}
     config = recipe(RECIPE, {"ema.decay": "0.999", **changes})
     run = TrainingRun(config, random_images(config.batch), device)
-    peak = peak_memory(device)
     once = seconds(lambda: run.go(_FEWEST_STEPS), device) / _FEWEST_STEPS
     steps = min(max(round(round_seconds / once), _FEWEST_STEPS), _MOST_STEPS)
     times = tuple(seconds(lambda: run.go(steps), device) / steps for _ in range(_ROUNDS))
@@ -173,7 +171,6 @@ def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.d
         tflops=flops / 1e12,
         gemm_share=flops / gemm,
         first_steps_seconds=run.first_steps_seconds,
-        peak_memory_gib=peak,
         environment=environment(device),
     )
 

@@ -1,4 +1,5 @@
-"""The law of a cost: a fixed part and a part that grows, fitted to measured times, and where they depart from it."""
+"""The law of a cost: a fixed part and parts that grow, fitted to measured times; where each part leads, and where
+measurement departs from it."""
 
 from __future__ import annotations
 
@@ -15,22 +16,41 @@ TOLERANCE = 0.10
 
 @dataclass(frozen=True)
 class Law:
-    """t(x) = fixed + growth * x ** power, fitted so that the relative departures are small.
+    """t(x) = the sum of coefficient * x ** power, fitted so that the relative departures are small.
 
     Attributes:
+        powers: of x, rising from 0, the fixed part.
         values: the x that were measured.
         departures: (measured - fitted) / fitted at each of them.
     """
 
-    fixed: float
-    growth: float
-    power: int
+    powers: tuple[int, ...]
+    coefficients: tuple[float, ...]
     values: tuple[float, ...]
     departures: tuple[float, ...]
 
+    def parts(self, x: float) -> tuple[float, ...]:
+        """What each power contributes to the fitted time."""
+        pairs = zip(self.powers, self.coefficients, strict=True)
+        return tuple(coefficient * float(x) ** power for power, coefficient in pairs)
+
     def at(self, x: float) -> float:
         """The fitted time."""
-        return self.fixed + self.growth * float(x) ** self.power
+        return sum(self.parts(x))
+
+    @property
+    def crossings(self) -> tuple[float, ...]:
+        """From where on each part is larger than the one before; none where a part does not grow the time."""
+        found = []
+        for index in range(1, len(self.powers)):
+            (before, after), grown = (
+                self.coefficients[index - 1 : index + 1],
+                self.powers[index] - self.powers[index - 1],
+            )
+            if before <= 0 or after <= 0:
+                return ()
+            found.append((before / after) ** (1 / grown))
+        return tuple(found)
 
     @property
     def outside(self) -> dict[float, float]:
@@ -43,12 +63,17 @@ class Law:
         return max(zip(self.values, self.departures, strict=True), key=lambda pair: abs(pair[1]))
 
 
-def fit(values: Sequence[float], times: Sequence[float], power: int = 1) -> Law:
+def fit(values: Sequence[float], times: Sequence[float], powers: Sequence[int] = (0, 1)) -> Law:
     """Least squares of the relative departures: a short time counts as much as a long one."""
-    if len(set(values)) < 2 or len(values) != len(times) or min(times) <= 0:
-        raise HardsphereError("A law needs the times, above 0, of at least two different values.")
-    x, t = np.asarray(values, dtype=np.float64) ** power, np.asarray(times, dtype=np.float64)
-    (fixed, growth), *_ = np.linalg.lstsq(np.stack([1 / t, x / t], axis=1), np.ones_like(t), rcond=None)
-    fitted = fixed + growth * x
-    departures = tuple(float(far) for far in (t - fitted) / fitted)
-    return Law(float(fixed), float(growth), power, tuple(map(float, values)), departures)
+    if len(set(values)) < len(powers) or len(values) != len(times) or min(times) <= 0:
+        raise HardsphereError(f"Such a law needs the times, above 0, of at least {len(powers)} different values.")
+    x, t = np.asarray(values, dtype=np.float64), np.asarray(times, dtype=np.float64)
+    parts = np.stack([x**power for power in powers], axis=1)
+    coefficients, *_ = np.linalg.lstsq(parts / t[:, None], np.ones_like(t), rcond=None)
+    fitted = parts @ coefficients
+    return Law(
+        tuple(powers),
+        tuple(map(float, coefficients)),
+        tuple(map(float, values)),
+        tuple(float(far) for far in (t - fitted) / fitted),
+    )
