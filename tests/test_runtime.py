@@ -1,12 +1,14 @@
-"""What is recorded about the code."""
+"""What is recorded about the code, and what is started ahead."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
+from types import ModuleType
 
 import pytest
 
-from hardsphere.runtime import code_of, commit
+from hardsphere.runtime import code_of, commit, expect_compiling
 
 
 def test_a_copy_of_the_source_outside_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +37,13 @@ def test_in_a_checkout_git_is_believed(changed: str, mark: str, monkeypatch: pyt
 def test_the_code_of_a_record() -> None:
     assert code_of({"commit": "0123abcd", "source": "s1"}) == "0123abcd"
     assert code_of({"commit": None, "source": "s1"}) == "source s1"
+
+
+def test_the_compilers_helpers_are_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    compiler = ModuleType("torch._inductor.async_compile")
+    monkeypatch.setitem(sys.modules, compiler.__name__, compiler)
+    expect_compiling()  # a torch that starts them elsewhere
+    compiler.maybe_warm_pool = lambda: started.append("helpers")  # type: ignore[attr-defined]
+    expect_compiling()
+    assert started == ["helpers"]

@@ -13,6 +13,7 @@ from hardsphere import models
 from hardsphere.attacks.base import attacking
 from hardsphere.recipes import VARIANTS
 from hardsphere.shadow import ALIKE, Shadow, departure
+from hardsphere.sphere import find_head
 
 
 class Foreign(nn.Module):
@@ -173,6 +174,23 @@ def test_the_head_is_the_live_head() -> None:
     mine = Shadow(model).network.get_parameter("network.linear.weight")
     assert mine.data_ptr() == live.data_ptr()
     assert mine.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["preactresnet18-8+he", "wrn-10-2+mhe"])
+def test_class_vectors_are_normalised_once_a_step(name: str) -> None:
+    model = build(name)
+    live = find_head(model)
+    assert live is not None
+    shadow = Shadow(model)
+    mine = find_head(shadow.network)
+    assert mine is not None
+    train_a_little(model)
+    assert not torch.equal(mine.class_vectors(), live.class_vectors())
+    shadow.refresh()
+    assert torch.equal(mine.class_vectors(), live.class_vectors())
+    assert mine.directions is not None
+    assert live.directions is None  # a model in training differentiates through its norms
+    assert "network.linear.directions" not in model.state_dict()
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, 0.0), (1.25, 0.25), (0.0, 1.0), (-1.0, 2.0)])

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +95,18 @@ def choose_kernels(repeatable: bool) -> None:
 def kernels_chosen(repeatable: bool) -> AbstractContextManager[None]:
     """`choose_kernels` for a while: whoever calls a library wants torch's switches back as they were."""
     return _cudnn(repeatable, not repeatable)
+
+
+def expect_compiling() -> None:
+    """Start the processes in which torch's compiler makes kernels, seconds before the first one is needed.
+
+    They take as long to start as Python with torch does. Until they are there the compiler makes one kernel after the
+    other in this process; left to itself it starts them when it has its first kernel to make.
+    """
+    with suppress(ImportError):  # other versions of torch start them elsewhere
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
 
 
 @cache

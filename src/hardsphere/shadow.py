@@ -3,7 +3,8 @@
 Autocast casts every float32 weight in every pass, and an attack makes ten passes with the same weights. The shadow is
 the same network with bf16 copies of the weights of its convolutions and linear layers, refreshed at the start of each
 attack; everything else (hypersphere heads, statistics, foreign layers) is the live model's own memory. It stands in
-eval mode, so BatchNorm is a fixed affine step, y = scale x + shift, which is worked out once a step as well.
+eval mode, so BatchNorm is a fixed affine step, y = scale x + shift, which is worked out once a step as well; so are the
+class vectors of a hypersphere head, normalised in float32.
 
 Training attacks a shadow of the live model, and evaluation builds its stand-in in half precision on one of a frozen
 model. Whether either may stand in for the model is asked before it does: `departure`.
@@ -16,6 +17,8 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hardsphere.sphere import SphereHead, at_least_float32
 
 ALIKE = 0.1
 """The largest `departure` of a stand-in that differs from its model by no more than the rounding of bf16."""
@@ -43,6 +46,7 @@ class Shadow:
         self._cast: list[Tensor] = []
         self._narrow: list[tuple[Tensor, Tensor]] = []
         self._norms: list[_Affine] = []
+        self._heads: list[tuple[Tensor, Tensor]] = []
         for name, module in list(self.network.named_modules()):
             if fold and type(module) is nn.BatchNorm2d and module.running_mean is not None:
                 self._norms.append(_Affine(module))
@@ -51,6 +55,9 @@ class Shadow:
                 self._replace(name, self._widened(module))
             else:
                 self._detach(module)
+                if type(module) is SphereHead and module.weight_norm:
+                    module.directions = module.class_vectors().detach().clone()
+                    self._heads.append((module.directions, module.weight.detach()))
         self.network.eval()
         self.refresh()
 
@@ -63,6 +70,8 @@ class Shadow:
             wide.copy_(live)
         if self._norms:
             _fold(self._norms)
+        for directions, live in self._heads:
+            directions.copy_(F.normalize(at_least_float32(live), dim=-1))
         return self.network
 
     def _detach(self, module: nn.Module) -> None:

@@ -25,6 +25,9 @@ from hardsphere.errors import HardsphereError
 # arccos has an infinite slope at +-1; 1e-6 is the smallest guard that float32 represents well next to 1.
 _ARCCOS_GUARD = 1e-6
 
+# What a feature is taken to be at least as long as, as in torch's own normalisation.
+_SHORTEST = 1e-12
+
 
 class SphereHead(nn.Module):
     """The last layer of a classifier on the hypersphere.
@@ -37,7 +40,13 @@ class SphereHead(nn.Module):
         feature_norm: FN, normalise z.
         weight_norm: WN, normalise each W_l.
         angular: m-HE, speak -theta instead of cos(theta); needs both norms.
+
+    Attributes:
+        directions: the class vectors normalised ahead, where the weights stand still while many images pass; whoever
+            sets this keeps it up to date (`hardsphere.shadow`).
     """
+
+    directions: Tensor | None
 
     def __init__(
         self,
@@ -68,11 +77,19 @@ class SphereHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
         self.bias = None if self.normalised else nn.Parameter(torch.zeros(num_classes))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.register_buffer("directions", None, persistent=False)
 
     @property
     def normalised(self) -> bool:
         """Whether FN or WN is on; if neither is, this is an ordinary linear layer."""
         return self.feature_norm or self.weight_norm
+
+    def class_vectors(self) -> Tensor:
+        """W_l as the head uses them: of length 1 with WN (eq. 4)."""
+        if self.directions is not None:
+            return self.directions
+        weight = at_least_float32(self.weight)
+        return F.normalize(weight, dim=-1) if self.weight_norm else weight
 
     def cosines(self, z: Tensor) -> Tensor:
         """cos(theta_l) between the feature and each class vector (eq. 5), whatever norms the head itself uses."""
@@ -82,16 +99,15 @@ class SphereHead(nn.Module):
 
     def unscaled(self, z: Tensor) -> Tensor:
         """The output at scale 1: cos(theta), -theta for m-HE, or the half-normalised product of FN or WN alone."""
-        if self.feature_norm and self.weight_norm:
-            cosines = self.cosines(z)
-            return -torch.acos(cosines.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD)) if self.angular else cosines
-        z, weight = at_least_float32(z), at_least_float32(self.weight)
+        z = at_least_float32(z)
         with torch.autocast(z.device.type, enabled=False):
+            products = F.linear(z, self.class_vectors(), None if self.bias is None else at_least_float32(self.bias))
             if self.feature_norm:
-                z = F.normalize(z, dim=-1)
-            if self.weight_norm:
-                weight = F.normalize(weight, dim=-1)
-            return F.linear(z, weight, None if self.bias is None else at_least_float32(self.bias))
+                # W.z / |z| rather than W.(z / |z|): a GPU then goes over z once less in each direction.
+                products = products / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(_SHORTEST)
+            if self.angular:
+                products = -torch.acos(products.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD))
+            return products
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scale * self.unscaled(z)

@@ -13,7 +13,7 @@ from hardsphere import analysis
 from hardsphere.data import Images, to_float
 from hardsphere.data import load as load_data
 from hardsphere.reproduce import ANALYSES, SCALES, Reproduced, reproduce
-from hardsphere.reproduce.analyses import _correlation
+from hardsphere.reproduce.analyses import _correlation, _gradient_lines
 from hardsphere.reproduce.tables import TABLES, plan_of
 from hardsphere.train import load
 
@@ -86,6 +86,17 @@ def test_an_analysis_shows_its_models_in_both_protocols(tmp_path: Path) -> None:
     (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = reproduce("gradients", out=out, only=only, render_only=True).files[0].read_text(encoding="utf-8")
     assert "| PGD-AT | 79.17 [59.5, 90.8] | 24 | 37.50 [21.2, 57.3] | 24 | – | – |" in page
+
+
+def test_mean_and_median_of_gradients_may_disagree() -> None:
+    def model(mean: float, median: float) -> dict[str, Any]:
+        ratio = {"mean": mean, "error": 0.1, "p50": median}
+        return {"layers": {name: {"ratio": ratio} for name in ("first", "last")}}
+
+    lines = _gradient_lines({"models": {"A": model(2.0, 1.5), "B": model(3.0, 1.2), "C": model(3.0, 1.6)}})
+    against = [line for line in lines if line.startswith("- ")]
+    assert against[0].startswith("- B against A: the mean is higher in 2 of 2 layers, the median in 0. The mean")
+    assert against[1] == "- C against A: the mean is higher in 2 of 2 layers, the median in 2."
 
 
 def test_the_interval_of_a_correlation() -> None:

@@ -20,7 +20,7 @@ from hardsphere.bench.first_use import cache_is_warm
 from hardsphere.bench.kernels import KernelProfile, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, plain_rates, random_images
 from hardsphere.recipes import VARIANTS, recipe
-from hardsphere.runtime import environment, hardware
+from hardsphere.runtime import environment, expect_compiling, hardware
 
 ROUNDS = 5
 EPOCH_IMAGES = 50_000  # CIFAR-10's training images
@@ -105,6 +105,8 @@ def bench_training(
     config = recipe(name, {"ema.decay": "0.999", **(overrides or {})})
     gpu = device.type == "cuda"
     warm = cache_is_warm() if gpu else None
+    if gpu:
+        expect_compiling()
     data = random_images(config.batch)
     # First what a person waits for first; nothing else may have warmed the device.
     forget_memory(device)

@@ -118,7 +118,22 @@ def _gradient_lines(facts: Facts) -> list[str]:
         ratios = [one["layers"].get(layer, {}).get("ratio") for one in models.values()]
         cells = [text for ratio in ratios for text in _mean_and_median(ratio)]
         lines.append(line([f"`{layer}`", *cells]))
-    return lines
+    (first, base), *others = models.items()
+    compared = [text for name, one in others for text in _against(name, one["layers"], first, base["layers"])]
+    return [*lines, "", *compared] if compared else lines
+
+
+def _against(name: str, layers: Facts, other: str, base: Facts) -> list[str]:
+    """In how many layers mean and median lie above those of another model: the paper's figure shows means alone."""
+    pairs = [(layers[layer]["ratio"], base[layer]["ratio"]) for layer in layers if layer in base]
+    pairs = [(mine, theirs) for mine, theirs in pairs if mine["mean"] is not None and theirs["mean"] is not None]
+    if not pairs:
+        return []
+    mean, median = (sum(mine[kind] > theirs[kind] for mine, theirs in pairs) for kind in ("mean", "p50"))
+    text = f"- {name} against {other}: the mean is higher in {mean} of {len(pairs)} layers, the median in {median}."
+    if (2 * mean > len(pairs)) != (2 * median > len(pairs)):
+        text += " The mean, which is what the paper shows, is moved by a few images; the typical one says the opposite."
+    return [text]
 
 
 def _mean_and_median(ratio: Facts | None) -> tuple[str, str]:

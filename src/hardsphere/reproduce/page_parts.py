@@ -97,6 +97,7 @@ def runs_section(runs: Sequence[Plain], command: str, judged: bool = True) -> li
         *(f"- {run['title']}: `hardsphere train {run['recipe']}`" for run in runs),
         *_selections(runs),
         *_early_ends(runs),
+        "- Minutes are those of the clock: runs that several processes did side by side shared the machine.",
         *(f"- Command: `{one}`" for one in commands if one),
     ]
 

@@ -115,7 +115,8 @@ def _figures(built: Plain) -> list[str]:
 RULE = (
     "Differences in points, paired image by image; bold where the interval excludes 0. The verdict comes from the "
     "honest column alone: *gain shown* or *loss shown* if its interval lies on that side of 0, otherwise *not shown*, "
-    "which leaves open whatever the interval holds."
+    "which leaves open whatever the interval holds. It is a verdict on these weights: what a method gains beyond the "
+    "luck of a training takes several seeds to say."
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hardsphere.callable import make_callable
 from hardsphere.config import Config
 from hardsphere.data import load as load_data
-from hardsphere.runtime import pick_device
+from hardsphere.runtime import expect_compiling, pick_device
 from hardsphere.train.deployed import Deployed as Deployed
 from hardsphere.train.deployed import load as load
 from hardsphere.train.loop import Position, Reporter, Trainer
@@ -57,12 +57,14 @@ def train(
         compile: on a GPU, compile the network and replay each step as a CUDA graph.
     """
     chosen = pick_device(device)
+    fast = compile and chosen.type == "cuda"
+    if fast:
+        expect_compiling()
     folder = Path(data_dir) if data_dir is not None else None
     path = Path(out) if out is not None else default_directory(config)
     spec = config.data
     data = load_data(config.dataset, folder, validation=spec.validation, seed=config.seed, size=spec.size)
     # The model is built before the directory is made: a mistake in the configuration must leave nothing behind.
-    fast = compile and chosen.type == "cuda"
     trainer = Trainer(config, data, device=chosen, data_dir=folder, reporter=reporter, save_every=save_every, fast=fast)
     run = RunDirectory(path, config, resume=resume, device=chosen)
     try:
