@@ -218,8 +218,8 @@ def _epoch(name: str, row: Result) -> str:
 
 def _first_use(results: Path, wide: Result) -> str:
     text = (
-        "Seconds from the command to the end of the first training step, and what of it was compiling; Python's own "
-        "start is not in it."
+        "Seconds from the command to the end of the first training step, and what of it were imports, the preparation "
+        "of device, data and network, and compiling; Python's own start is not in it."
     )
     kept = {True: "the cache holds other networks", False: "empty cache"}
     rows = [(f"WRN-34-10, batch 512, {kept[wide['compile_cache_warm']]}", wide)]
@@ -233,8 +233,15 @@ def _first_use(results: Path, wide: Result) -> str:
     else:
         other = read(results, "wrn-34-10-128")
         rows.insert(0, (f"WRN-34-10, batch 128, {kept[other['compile_cache_warm']]}", other))
-    cells = [[name, f"{row['first_step_seconds']:.0f}", f"{row['compile_seconds']:.0f}"] for name, row in rows]
-    return f"{text}\n\n{table(['', 'first step', 'compiling'], cells)}"
+    cells = [
+        [name, f"{row['first_step_seconds']:.0f}", *_parts(row), f"{row['compile_seconds']:.0f}"] for name, row in rows
+    ]
+    return f"{text}\n\n{table(['', 'first step', 'imports', 'preparation', 'compiling'], cells)}"
+
+
+def _parts(row: Result) -> list[str]:
+    parts = row.get("first_step_parts", {})
+    return [f"{parts[name]:.0f}" if name in parts else "–" for name in ("imports", "preparation")]
 
 
 def _profiles(rows: Mapping[str, Result]) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hardsphere.bench import bench_training
-from hardsphere.bench.first_use import cache_is_warm, cache_place
+from hardsphere.bench.first_use import cache_is_warm, cache_place, compile_phases
 from hardsphere.bench.kernels import PRODUCTS, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.recipes import recipe
@@ -42,6 +42,7 @@ def test_it_runs_on_a_cpu() -> None:
     assert measured.peak_memory_gib is None
     assert measured.compile_seconds is None
     assert measured.first_step_seconds > 0
+    assert sum(measured.first_step_parts.values()) == pytest.approx(measured.first_step_seconds)
 
 
 def test_the_rounds_are_kept_and_the_rate_is_their_median() -> None:
@@ -66,6 +67,15 @@ def test_a_profile_on_a_cpu() -> None:
     assert sum(found.groups.values()) == pytest.approx(1)
     assert found.groups[PRODUCTS] > 0
     assert found.idle_share is None
+
+
+def test_phases_of_the_compiler_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import utils
+
+    monkeypatch.setattr(utils, "compilation_time_metrics", {"codegen": [1.0, 2.0], "guards": [0.1], "trace": [0.7]})
+    assert compile_phases() == {"codegen": 3.0, "trace": 0.7}
+    assert list(compile_phases()) == ["codegen", "trace"]
+    assert "guards" in compile_phases(least=0.05)
 
 
 def test_a_cache_is_warm_once_it_holds_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,17 @@ def cache_is_warm() -> bool:
     return graphs.is_dir() and any(graphs.iterdir())
 
 
+def compile_phases(least: float = 0.5) -> dict[str, float]:
+    """The seconds of this process in each phase of torch's compiler, by torch's names for them, longest first.
+
+    Phases contain each other. Those that took less than ``least`` seconds are left out.
+    """
+    from torch._dynamo import utils
+
+    spent = {name: sum(times) for name, times in getattr(utils, "compilation_time_metrics", {}).items()}
+    return {name: spent[name] for name in sorted(spent, key=lambda name: -spent[name]) if spent[name] >= least}
+
+
 def cache_place() -> Path:
     """Where torch's compiler keeps what it compiled."""
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default_place())

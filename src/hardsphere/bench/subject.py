@@ -16,7 +16,7 @@ from hardsphere.config import Config
 from hardsphere.data import Augment, Batch, DataSet, Images, TrainLoader, train_loader
 from hardsphere.runtime import choose_kernels
 from hardsphere.train.averaging import make_average
-from hardsphere.train.compiling import Compiler
+from hardsphere.train.compiling import ONE_VARIANT, Compiler
 from hardsphere.train.deployed import build_model
 from hardsphere.train.step import Stepper
 
@@ -35,7 +35,8 @@ class TrainingRun:
         fast: as on a GPU in real training: compiled and replayed as one graph. A CPU has no such thing.
 
     Attributes:
-        first_step_at: when the first step was done, on the clock of `time.perf_counter`.
+        began_at: when the first step began, on the clock of `time.perf_counter`.
+        first_step_at: when it was done.
         first_steps_seconds: how long it took until the steps ran at full speed, compiling and recording included.
         remarks: what the compiler had to say.
     """
@@ -49,10 +50,11 @@ class TrainingRun:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.remarks: list[str] = []
         say = self.remarks.append
-        loader = _loader(config, data, device, Compiler(say) if fast else None)
+        loader = _loader(config, data, device, Compiler(say, options=ONE_VARIANT) if fast else None)
         self.stepper = Stepper(config, model, make_average(config, model), device, len(loader), fast, say)
         self.batches = _forever(loader)
         self.done = 0
+        self.began_at = time.perf_counter()
         first = seconds(lambda: self.go(1), device)
         self.first_step_at = time.perf_counter()
         self.first_steps = _FIRST_STEPS if fast else 1

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hardsphere.bench.clock import forget_memory, gemm_rate, peak_memory, seconds
-from hardsphere.bench.first_use import cache_is_warm
+from hardsphere.bench.first_use import cache_is_warm, compile_phases
 from hardsphere.bench.kernels import KernelProfile, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, plain_rates, random_images
 from hardsphere.recipes import VARIANTS, recipe
@@ -42,8 +42,11 @@ class TrainingBench:
         peak_memory_gib: of this one run.
         first_step_seconds: from the start of the command, after Python's own, to the end of the first training step:
             imports, the device's start, random data in place of a real set's, compiling.
+        first_step_parts: of that, until the benchmark began (imports), until the first step began (the device's start,
+            data, the network), and the first step itself.
         first_steps_seconds: from the first step on until the steps run at full speed, compilation included.
         compile_seconds: the same without the steps' own time; none where nothing is compiled.
+        compile_phases: what torch's compiler spent that on, by its own names for its phases, which contain each other.
         compile_cache_warm: whether there were compiled graphs in torch's cache; none where nothing is compiled.
         over_plain_loop: how many times faster than the plain loop.
         head_overhead: relative extra time of HE and m-HE over the plain head.
@@ -66,8 +69,10 @@ class TrainingBench:
     gemm_share: float
     peak_memory_gib: float | None
     first_step_seconds: float
+    first_step_parts: dict[str, float]
     first_steps_seconds: float
     compile_seconds: float | None
+    compile_phases: dict[str, float]
     compile_cache_warm: bool | None
     plain_images_per_second: float
     plain_rounds_images_per_second: list[float]
@@ -101,7 +106,8 @@ def bench_training(
         profile: also say where the time goes.
         started: when the command began, on the clock of `time.perf_counter`; now by default.
     """
-    started = time.perf_counter() if started is None else started
+    entered = time.perf_counter()
+    started = entered if started is None else started
     config = recipe(name, {"ema.decay": "0.999", **(overrides or {})})
     gpu = device.type == "cuda"
     warm = cache_is_warm() if gpu else None
@@ -111,7 +117,7 @@ def bench_training(
     # First what a person waits for first; nothing else may have warmed the device.
     forget_memory(device)
     run = TrainingRun(config, data, device)
-    peak = peak_memory(device)
+    peak, phases = peak_memory(device), compile_phases()
     plain = plain_rates(config, data, device, steps)
     forget_memory(device)
     gemm, flops = gemm_rate(device), flops_per_image(config)
@@ -138,8 +144,14 @@ def bench_training(
         gemm_share=flops * rate / gemm,
         peak_memory_gib=peak,
         first_step_seconds=run.first_step_at - started,
+        first_step_parts={
+            "imports": entered - started,
+            "preparation": run.began_at - entered,
+            "first step": run.first_step_at - run.began_at,
+        },
         first_steps_seconds=run.first_steps_seconds,
         compile_seconds=max(run.first_steps_seconds - run.first_steps * step, 0.0) if gpu else None,
+        compile_phases=phases,
         compile_cache_warm=warm,
         plain_images_per_second=plain_rate,
         plain_rounds_images_per_second=plain,

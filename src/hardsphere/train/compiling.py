@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
+ONE_VARIANT = {"triton.autotune_pointwise": False}
+"""An option of `torch.compile`, for kernels that hardly count: torch would compile up to six variants of each, time
+them and keep the fastest, which takes seconds at the first start."""
+
 
 class Compiler:
     """Makes functions fast. What one of them is refused for is said once, and the run goes on without.

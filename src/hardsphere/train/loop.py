@@ -24,7 +24,7 @@ from hardsphere.runtime import kernels_chosen
 from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
-from hardsphere.train.compiling import Compiler
+from hardsphere.train.compiling import ONE_VARIANT, Compiler
 from hardsphere.train.deployed import build_model, describe, describe_anew, save_deployed
 from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
@@ -103,7 +103,7 @@ class Trainer:
         self.train_source, self.validation, self.shape = data.train, data.validation, data.shape
         spec = config.data
         augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
-        fused = Compiler(self.reporter.say) if fast else None
+        fused = Compiler(self.reporter.say, options=ONE_VARIANT) if fast else None
         self.loader = train_loader(data.train, config.batch, device, augment, config.seed, fused)
         self.model = self._initial_model(data)
         self.average = make_average(config, self.model)
