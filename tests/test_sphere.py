@@ -92,6 +92,35 @@ def test_cosines_lie_on_the_circle_and_do_not_depend_on_lengths(z: Tensor) -> No
     assert head(along).abs().max() <= head.scale * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("angular", [False, True])
+def test_the_derivative_that_is_written_out(angular: bool) -> None:
+    """With class vectors normalised ahead a head says the same, and has the same slope by the feature as autograd's."""
+    torch.manual_seed(0)
+    head = SphereHead(7, CLASSES, angular=angular).double()
+    head.weight.requires_grad_(False)
+    z = (3 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_()
+    weights = torch.randn(5, CLASSES, dtype=torch.float64)
+    expected = head(z)
+    (slope,) = torch.autograd.grad((weights * expected).sum(), z)
+    head.directions = head.class_vectors().clone()
+    found = head(z)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad((weights * found).sum(), z)[0], slope)
+    assert torch.autograd.gradcheck(head, z)
+    across = (slope * z).sum(1) / (slope.norm(dim=1) * z.norm(dim=1))
+    torch.testing.assert_close(across, torch.zeros_like(across), rtol=0, atol=1e-12)  # eq. 13: none of it along z
+
+
+def test_a_feature_of_no_length_with_class_vectors_normalised_ahead() -> None:
+    head = SphereHead(7, CLASSES)
+    head.weight.requires_grad_(False)
+    z = torch.zeros(2, 7, requires_grad=True)
+    (slope,) = torch.autograd.grad(head(z).sum(), z)
+    head.directions = head.class_vectors().clone()
+    assert torch.equal(head(z), torch.zeros(2, CLASSES))
+    torch.testing.assert_close(torch.autograd.grad(head(z).sum(), z)[0], slope)
+
+
 def test_cosines_are_cosines_whatever_norms_the_head_uses(z: Tensor) -> None:
     for feature_norm, weight_norm in [*NORMALISATIONS.values(), (False, False)]:
         head = head_of(feature_norm, weight_norm)

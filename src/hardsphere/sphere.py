@@ -14,7 +14,7 @@ cosines are an explicit view, `paper_view`.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -101,13 +101,12 @@ class SphereHead(nn.Module):
         """The output at scale 1: cos(theta), -theta for m-HE, or the half-normalised product of FN or WN alone."""
         z = at_least_float32(z)
         with torch.autocast(z.device.type, enabled=False):
-            products = F.linear(z, self.class_vectors(), None if self.bias is None else at_least_float32(self.bias))
-            if self.feature_norm:
-                # W.z / |z| rather than W.(z / |z|): a GPU then goes over z once less in each direction.
-                products = products / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(_SHORTEST)
-            if self.angular:
-                products = -torch.acos(products.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD))
-            return products
+            if self.feature_norm and self.directions is not None:
+                products = cast(Tensor, _Cosines.apply(z, self.directions))  # type: ignore[no-untyped-call]
+            else:
+                z = F.normalize(z, dim=-1) if self.feature_norm else z
+                products = F.linear(z, self.class_vectors(), None if self.bias is None else at_least_float32(self.bias))
+            return -torch.acos(products.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD)) if self.angular else products
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scale * self.unscaled(z)
@@ -138,6 +137,29 @@ def find_head(model: nn.Module) -> SphereHead | None:
     """The hypersphere head of a model, if it has one."""
     heads = [module for module in model.modules() if isinstance(module, SphereHead)]
     return heads[-1] if heads else None
+
+
+class _Cosines(torch.autograd.Function):
+    """cos(theta_l) against class vectors of length 1 that have no gradient (eq. 5), with the derivative written out.
+
+    d cos_l / dz = (W_l - cos_l z / |z|) / |z|, the part of W_l across z (eq. 13). Its sum over the classes needs no
+    more than the cosines; autograd, which goes through z / |z|, sums over all features once more, in a kernel of its
+    own in each pass of an attack.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, directions: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(_SHORTEST)
+        direction = z / length
+        cosines = F.linear(direction, directions)
+        ctx.save_for_backward(direction, length, cosines, directions)
+        return cosines
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        direction, length, cosines, directions = ctx.saved_tensors
+        along = (gradient * cosines).sum(dim=-1, keepdim=True)
+        return (gradient @ directions - along * direction) / length, None
 
 
 class ScaledView(nn.Module):

@@ -11,6 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+
+from hardsphere.bench.chart import write_sweep
+from hardsphere.bench.costs import AXES, sweep_costs
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -30,6 +34,18 @@ def speed() -> ModuleType:
 @pytest.mark.parametrize("name", ["bench-training.md", "bench-evaluation.md"])
 def test_a_page_is_what_was_measured(name: str, speed: ModuleType) -> None:
     assert (RESULTS / name).read_text() == speed.PAGES[name](RESULTS), "run: python benchmarks/speed.py render results"
+
+
+def test_the_page_of_the_sweep_is_what_was_measured(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "bench-sweep" / "points.jsonl", tmp_path)
+    swept = sweep_costs(tmp_path, device=torch.device("cpu"))
+    write_sweep(swept, AXES, tmp_path)
+    assert not swept.missing
+    assert (RESULTS / "bench-sweep" / "sweep.md").read_text() == (tmp_path / "sweep.md").read_text()
+    laws, again = (json.loads((folder / "law.json").read_text()) for folder in (RESULTS / "bench-sweep", tmp_path))
+    for axis, law in laws.items():
+        assert law["coefficients"] == pytest.approx(again[axis]["coefficients"])
+    assert "/tmp" not in (tmp_path / "points.jsonl").read_text()
 
 
 def test_a_changed_figure_changes_its_page(speed: ModuleType, tmp_path: Path) -> None:
