@@ -33,6 +33,13 @@ def test_importing_it_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_torchs_compiler_is_not_imported_where_nothing_is_compiled() -> None:
+    """It takes as long as all the rest of torch."""
+    modules = "hardsphere.evaluate, hardsphere.predict, hardsphere.train"
+    script = f"import sys, {modules}; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'attak'"):
         _ = hardsphere.attak  # type: ignore[attr-defined]

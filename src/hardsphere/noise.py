@@ -42,12 +42,16 @@ def _mix(bits: Tensor) -> Tensor:
     return _shift_right(bits, 31).bitwise_xor_(bits)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _number(part: int | str) -> int:
     """A purpose as a 64-bit integer: text by its digest, integers as they are."""
     if isinstance(part, str):
         return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
     return part
+
+
+# The compiler is to take its results as they are. `torch.compiler.assume_constant_result` sets the same mark, but
+# imports the whole compiler for it, which takes as long as all the rest of torch.
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Noise:

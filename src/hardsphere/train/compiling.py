@@ -8,7 +8,6 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 ONE_VARIANT = {"triton.autotune_pointwise": False}
 """An option of `torch.compile`, for kernels that hardly count: torch would compile up to six variants of each, time
@@ -43,7 +42,7 @@ class Compiler:
                 return function(*arguments)
             try:
                 return compiled(*arguments)
-            except TorchDynamoException as reason:
+            except _refusals() as reason:
                 self.refused.add(function.__code__)
                 self.say(f"torch cannot compile '{function.__qualname__}' here, so it runs slower: {_short(reason)}")
                 return function(*arguments)
@@ -53,6 +52,13 @@ class Compiler:
     def _with_own_code(self, function: FunctionType) -> FunctionType:
         code = self.codes.setdefault(function.__code__, function.__code__.replace())
         return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+
+
+def _refusals() -> type[Exception]:
+    """What the compiler raises. It is asked for when something is raised, since its import takes a second."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
 
 
 def _short(reason: Exception) -> str:
