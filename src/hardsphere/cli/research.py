@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,9 @@ from hardsphere.cli.benching import bench_app as bench_app
 
 Budget = Annotated[
     str | None, typer.Option(help="Stop inside this time, such as 90s, 9m or 2h; the same call goes on.")
+]
+Processes = Annotated[
+    int, typer.Option(min=1, help="Work in several processes side by side; each takes the runs that no other has.")
 ]
 
 
@@ -33,6 +37,7 @@ def reproduce(
     seed: Annotated[list[int] | None, typer.Option(help="One or several.")] = None,
     keep_weights: Annotated[bool, typer.Option(help="Keep the weights of the runs.")] = True,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once while judging.")] = None,
+    processes: Processes = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what there is to do, and do nothing.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Write the tables from what is recorded only.")] = False,
     device: Device = None,
@@ -40,6 +45,7 @@ def reproduce(
     """Rebuild a table or figure of the paper, in both protocols, with the paper's numbers beside the measured ones."""
     import sys
 
+    from hardsphere.cli.side_by_side import beside
     from hardsphere.progress import PlainEvaluation, reporter
     from hardsphere.reproduce import outline
     from hardsphere.reproduce import reproduce as run
@@ -50,24 +56,23 @@ def reproduce(
         typer.echo("\n".join(outline(table, scale, out, only=rows, seeds=seed or (0,), limits=limits)))
         return
     places = {name: place for name, place in (("cifar10", data), ("folder", folder)) if place is not None}
-    with reporter() as watch:
-        done = run(
-            table,
-            scale,
-            budget,
-            places,
-            out,
-            only=rows,
-            seeds=seed or (0,),
-            limits=limits,
+    command = "" if render else command_line(without="--budget")
+    work = partial(
+        run, table, scale, budget, places, out, only=rows, seeds=seed or (0,), limits=limits, command=command
+    )
+    logs = (out or Path("results") / scale) / "work"
+    with beside(processes - 1, logs) as others, reporter() as watch:
+        done = work(
             render_only=render,
             keep_weights=keep_weights,
             device=device,
             batch=batch,
             reporter=watch,
             progress=None if sys.stderr.isatty() else PlainEvaluation(),  # on a terminal the bar is the reporter's
-            command="" if render else command_line(without="--budget"),
+            begin=others.start,
         )
+    if others.running:
+        done = work(render_only=True)  # with what the others have recorded since
     for file in done.files:
         typer.echo(file.read_text())
     missing = f" ({len(done.swept.missing)} measurements are missing: call it again)" if done.swept.missing else ""
@@ -92,17 +97,22 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder for the results.")],
     budget: Budget = None,
     data: Annotated[Path | None, typer.Option(help="Where the data set lies; digits needs none.")] = None,
+    processes: Processes = 1,
     device: Device = None,
 ) -> None:
     """Train, judge and record the runs of a plan, as far as the budget goes; the same call goes on."""
+    from hardsphere.cli.side_by_side import beside
     from hardsphere.progress import reporter
+    from hardsphere.reproduce import on_record, sweep_markdown
     from hardsphere.reproduce import sweep as run
-    from hardsphere.reproduce import sweep_markdown
 
-    with reporter() as watch:
+    command = command_line(without="--budget")
+    with beside(processes - 1, out / "work") as others, reporter() as watch:
         swept = run(
-            plan, out, budget, data_dir=data, device=device, reporter=watch, command=command_line(without="--budget")
+            plan, out, budget, data_dir=data, device=device, reporter=watch, command=command, begin=others.start
         )
+    if others.running:
+        swept = on_record(plan, out)
     typer.echo(sweep_markdown(swept))
     missing = f" ({len(swept.missing)} measurements are missing: call it again)" if swept.missing else ""
     typer.echo(f"Written: {out / 'results.jsonl'}{missing}")

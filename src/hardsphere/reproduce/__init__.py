@@ -79,6 +79,7 @@ def reproduce(
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
     clock: Callable[[], float] = time.monotonic,
+    begin: Callable[[], None] | None = None,
 ) -> Reproduced:
     """Rebuild a table of the paper, as far as the budget goes; the same call goes on.
 
@@ -98,7 +99,7 @@ def reproduce(
             ``{"pgd-500": 1000, "standard": 500, "mechanism": 200}``.
         render_only: write the tables from what is recorded, and do nothing else.
         keep_weights: false drops them once a run is judged; another table may then have to train it again.
-        work, device, batch, reporter, progress, command, clock: as for `sweep`.
+        work, device, batch, reporter, progress, command, clock, begin: as for `sweep`.
     """
     asked = _Asked.of(table, scale, out, work, only, seeds, overrides, limits)
     watch = reporter or Silence()
@@ -123,6 +124,7 @@ def reproduce(
             progress=progress,
             command=command,
             clock=clock,
+            begin=begin,
         )
     remarks = [f"{name} failed: {reason}" for name, reason in swept.failed.items()]
     if overrides:
@@ -132,6 +134,11 @@ def reproduce(
         store.refresh()
         built = [_write(one, asked, store, command, remarks) for one in asked.entries]
     return Reproduced(tuple(asked.folder / f"{one.name}.md" for one in asked.entries), tuple(built), swept)
+
+
+def on_record(plan: Plan | Path | str | Mapping[str, Any], out: Path | str) -> Swept:
+    """What of a sweep's plan is recorded in a directory, by whomever."""
+    return recorded(read_plan(plan), Store(Path(out)))
 
 
 def outline(

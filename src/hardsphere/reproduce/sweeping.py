@@ -51,6 +51,7 @@ def sweep(
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
     clock: Callable[[], float] = time.monotonic,
+    begin: Callable[[], None] | None = None,
 ) -> Swept:
     """Train, judge and record the runs of a plan that are not recorded yet, as far as the budget goes.
 
@@ -66,6 +67,7 @@ def sweep(
         progress: watches judging.
         command: for the record.
         clock: seconds that only grow.
+        begin: called before the first run, once plan and data are found to be right; not where nothing is to be done.
     """
     plan = read_plan(plan)
     time_left = Budget.of(seconds(budget), clock)
@@ -85,7 +87,7 @@ def sweep(
         command,
     )
     state = _Sweep(plan, worker)
-    state.go()
+    state.go(begin)
     worker.store.refresh()
     return recorded(plan, worker.store, state.failed)
 
@@ -109,10 +111,12 @@ class _Sweep:
         self.due = Due(self.plan, self.store, self.workspace)
         self.say = self.worker.reporter.say
 
-    def go(self) -> None:
+    def go(self, begin: Callable[[], None] | None = None) -> None:
         todo = self.due.runs()
         for run in todo:
             self.worker.shelf.data(run.config)  # a wrong --data must be said before hours of training, not after
+        if todo and begin is not None:
+            begin()
         for run in todo:
             if self.budget.spent:
                 break

@@ -1,0 +1,74 @@
+"""Processes that work beside the one that was started."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hardsphere.cli import side_by_side
+from hardsphere.cli.side_by_side import beside
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command of one's own in place of hardsphere, which writes down who it is."""
+    package = tmp_path / "hardsphere"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import os, sys, time\n"
+        "number = os.environ['HARDSPHERE_BESIDE']\n"
+        "print('process', number, *sys.argv[1:], flush=True)\n"
+        "time.sleep(60 if 'forever' in sys.argv else 0)\n"
+        "sys.exit(3 if number == sys.argv[1] else 0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("HARDSPHERE_BESIDE", raising=False)
+    return tmp_path
+
+
+def test_each_runs_what_was_typed_and_is_waited_for(
+    typed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hardsphere", "3", "--processes", "3"])
+    with beside(2, typed) as others:
+        others.start()
+    assert [one.poll() for one in others.running] == [0, 3]
+    for number in (2, 3):
+        assert (typed / f"process-{number}.log").read_text() == f"process {number} 3 --processes 3\n"
+    assert capsys.readouterr().err == f"Process 3 ended with exit code 3: see '{typed / 'process-3.log'}'.\n"
+
+
+def test_one_of_them_starts_no_more(typed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARDSPHERE_BESIDE", "2")
+    with beside(2, typed) as others:
+        others.start()
+    assert others.running == []
+
+
+def test_they_end_with_the_one_that_started_them(typed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["hardsphere", "0", "forever"])
+    started = []
+
+    def interrupted() -> None:
+        with beside(2, typed) as others:
+            others.start()
+            started.extend(others.running)
+            raise KeyboardInterrupt
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(started) == 2
+    assert all(one.poll() is not None for one in started)
+    assert time.monotonic() - begun < side_by_side._PATIENCE
+
+
+def test_before_they_are_needed_none_is_started(typed: Path) -> None:
+    with beside(2, typed / "nowhere"):
+        pass
+    assert not (typed / "nowhere").exists()
