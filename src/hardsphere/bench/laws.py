@@ -1,10 +1,13 @@
-"""The law of a cost: a fixed part and parts that grow, fitted to measured times; where each part leads, and where
-measurement departs from it."""
+"""The law of a cost: a fixed part and parts that grow, fitted to measured times.
+
+It tells from where on each part leads, and where measurement departs from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,16 +44,10 @@ class Law:
     @property
     def crossings(self) -> tuple[float, ...]:
         """From where on each part is larger than the one before; none where a part does not grow the time."""
-        found = []
-        for index in range(1, len(self.powers)):
-            (before, after), grown = (
-                self.coefficients[index - 1 : index + 1],
-                self.powers[index] - self.powers[index - 1],
-            )
-            if before <= 0 or after <= 0:
-                return ()
-            found.append((before / after) ** (1 / grown))
-        return tuple(found)
+        parts = list(zip(self.powers, self.coefficients, strict=True))
+        if min(self.coefficients) <= 0:
+            return ()
+        return tuple((before / after) ** (1 / (high - low)) for (low, before), (high, after) in pairwise(parts))
 
     @property
     def outside(self) -> dict[float, float]:
