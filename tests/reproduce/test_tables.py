@@ -266,9 +266,12 @@ def test_colour_digits_are_the_digits(tmp_path: Path) -> None:
         ({"table": "table2", "scale": "small", "data_dir": "nowhere"}, "There is no folder nowhere"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(
+    words: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(HardsphereError, match=re.escape(sentence)):
-        reproduce(**words, out=tmp_path)
+        reproduce(**words, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_limits_reach_their_attacks() -> None:

@@ -73,7 +73,6 @@ def sweep(
     time_left = Budget.of(seconds(budget), clock)
     chosen = pick_device(device)
     workspace = Workspace(Path(work) if work is not None else Path(out) / "work")
-    workspace.prepare()
     worker = Worker(
         Store(Path(out)),
         workspace,
@@ -115,6 +114,8 @@ class _Sweep:
         todo = self.due.runs()
         for run in todo:
             self.worker.shelf.data(run.config)  # a wrong --data must be said before hours of training, not after
+        if todo or self.due.groups():
+            self.workspace.prepare()
         if todo and begin is not None:
             begin()
         for run in todo:
