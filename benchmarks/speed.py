@@ -186,7 +186,9 @@ def training_page(results: Path) -> str:
         "How the cost grows with attack steps, batch and width, by which law and why, is in "
         "[bench-sweep/sweep.md](bench-sweep/sweep.md).",
         "## Commands",
-        _commands([row["command"] for row in (*rows.values(), heads)]),
+        _commands(
+            [*(row["command"] for row in (*rows.values(), heads)), f"hardsphere {FIRST_USE}", f"hardsphere {SWEEP}"]
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -234,9 +236,10 @@ def _first_use(results: Path, wide: Result) -> str:
         other = read(results, "wrn-34-10-128")
         rows.insert(0, (f"WRN-34-10, batch 128, {kept[other['compile_cache_warm']]}", other))
     cells = [
-        [name, f"{row['first_step_seconds']:.0f}", *_parts(row), f"{row['compile_seconds']:.0f}"] for name, row in rows
+        [name, f"{row['first_step_seconds']:.0f}", *_parts(row), f"{row['compile_seconds']:.0f}", code(row)]
+        for name, row in rows
     ]
-    return f"{text}\n\n{table(['', 'first step', 'imports', 'preparation', 'compiling'], cells)}"
+    return f"{text}\n\n{table(['', 'first step', 'imports', 'preparation', 'compiling', 'code'], cells)}"
 
 
 def _parts(row: Result) -> list[str]:
