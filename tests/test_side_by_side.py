@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,8 +36,8 @@ def test_each_runs_what_was_typed_and_is_waited_for(
     typed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["hardsphere", "3", "--processes", "3"])
-    with beside(2, typed) as others:
-        others.start()
+    with beside(2) as others:
+        others.start(typed)
     assert [one.poll() for one in others.running] == [0, 3]
     for number in (2, 3):
         assert (typed / f"process-{number}.log").read_text() == f"process {number} 3 --processes 3\n"
@@ -45,8 +46,8 @@ def test_each_runs_what_was_typed_and_is_waited_for(
 
 def test_one_of_them_starts_no_more(typed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARDSPHERE_BESIDE", "2")
-    with beside(2, typed) as others:
-        others.start()
+    with beside(2) as others:
+        others.start(typed)
     assert others.running == []
 
 
@@ -55,8 +56,8 @@ def test_they_end_with_the_one_that_started_them(typed: Path, monkeypatch: pytes
     started = []
 
     def interrupted() -> None:
-        with beside(2, typed) as others:
-            others.start()
+        with beside(2) as others:
+            others.start(typed)
             started.extend(others.running)
             raise KeyboardInterrupt
 
@@ -69,6 +70,33 @@ def test_they_end_with_the_one_that_started_them(typed: Path, monkeypatch: pytes
 
 
 def test_before_they_are_needed_none_is_started(typed: Path) -> None:
-    with beside(2, typed / "nowhere"):
+    with beside(2) as others:
         pass
-    assert not (typed / "nowhere").exists()
+    assert others.running == []
+    assert list(typed.glob("*.log")) == []
+
+
+def test_they_end_with_one_that_is_killed() -> None:
+    script = "import time; from hardsphere.cli.side_by_side import beside\nwith beside(0): time.sleep(60)"
+    child = (
+        "import os, subprocess, sys; os.environ['HARDSPHERE_BESIDE'] = '2'\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {script!r}]).pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    number = int(parent.stdout.readline())
+    time.sleep(2)  # it has looked who its parent is
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while _is_running(number) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _is_running(number)
+
+
+def _is_running(number: int) -> bool:
+    """A process that has ended may still be in the list until someone asks for it."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.sphere import SphereHead, at_least_float32
+from hardsphere.sphere import SphereHead
 
 ALIKE = 0.1
 """The largest `departure` of a stand-in that differs from its model by no more than the rounding of bf16."""
@@ -46,7 +46,7 @@ class Shadow:
         self._cast: list[Tensor] = []
         self._narrow: list[tuple[Tensor, Tensor]] = []
         self._norms: list[_Affine] = []
-        self._heads: list[tuple[Tensor, Tensor]] = []
+        self._heads: list[SphereHead] = []
         for name, module in list(self.network.named_modules()):
             if fold and type(module) is nn.BatchNorm2d and module.running_mean is not None:
                 self._norms.append(_Affine(module))
@@ -56,8 +56,7 @@ class Shadow:
             else:
                 self._detach(module)
                 if type(module) is SphereHead and module.weight_norm:
-                    module.directions = module.class_vectors().detach().clone()
-                    self._heads.append((module.directions, module.weight.detach()))
+                    self._heads.append(module)
         self.network.eval()
         self.refresh()
 
@@ -70,8 +69,8 @@ class Shadow:
             wide.copy_(live)
         if self._norms:
             _fold(self._norms)
-        for directions, live in self._heads:
-            directions.copy_(F.normalize(at_least_float32(live), dim=-1))
+        for head in self._heads:
+            head.normalise_ahead()
         return self.network
 
     def _detach(self, module: nn.Module) -> None:

@@ -42,8 +42,7 @@ class SphereHead(nn.Module):
         angular: m-HE, speak -theta instead of cos(theta); needs both norms.
 
     Attributes:
-        directions: the class vectors normalised ahead, where the weights stand still while many images pass; whoever
-            sets this keeps it up to date (`hardsphere.shadow`).
+        directions: the class vectors as `normalise_ahead` found them, or None.
     """
 
     directions: Tensor | None
@@ -86,10 +85,20 @@ class SphereHead(nn.Module):
 
     def class_vectors(self) -> Tensor:
         """W_l as the head uses them: of length 1 with WN (eq. 4)."""
-        if self.directions is not None:
-            return self.directions
+        return self._current_vectors() if self.directions is None else self.directions
+
+    def _current_vectors(self) -> Tensor:
         weight = at_least_float32(self.weight)
         return F.normalize(weight, dim=-1) if self.weight_norm else weight
+
+    @torch.no_grad()
+    def normalise_ahead(self) -> None:
+        """Normalise the class vectors now, for all images until the next call: their weights stand still meanwhile."""
+        vectors = self._current_vectors()
+        if self.directions is None:
+            self.directions = vectors.clone()
+        else:
+            self.directions.copy_(vectors)  # in its place: a recorded graph reads it there
 
     def cosines(self, z: Tensor) -> Tensor:
         """cos(theta_l) between the feature and each class vector (eq. 5), whatever norms the head itself uses."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hardsphere.attacks import pgd
@@ -130,8 +129,7 @@ def flat_features(model: nn.Module, x: Tensor) -> Tensor:
 
 def class_vectors(layer: nn.Linear | SphereHead) -> Tensor:
     """W_l as the layer uses them: of length 1 under WN."""
-    weight = layer.weight.detach()
-    return F.normalize(weight, dim=1) if isinstance(layer, SphereHead) and layer.weight_norm else weight
+    return (layer.class_vectors() if isinstance(layer, SphereHead) else layer.weight).detach()
 
 
 def has_feature_norm(layer: nn.Linear | SphereHead) -> bool:

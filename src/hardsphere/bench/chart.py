@@ -34,6 +34,12 @@ _PARTS = {
     ),
 }
 
+# What it means for the cost that the part of a power overtakes the one before it.
+_LEADS = {
+    1: "The fixed part is larger below {:.2g}: there the cost is closer to constant than to linear.",
+    2: "The part in x is overtaken above {:.2g}: there the cost is no longer linear.",
+}
+
 
 def write_sweep(swept: Swept, axes: Mapping[str, Axis], out: Path) -> list[Path]:
     """Laws, figure and text of every axis with more points than its law has parts, into a folder; the files written."""
@@ -118,11 +124,8 @@ def _parts(name: str, law: Law, least: int, most: int) -> str:
         words.append(
             f"{title} ({meaning}) is {start / law.at(least):.0%} at {least} and {end / law.at(most):.0%} at {most}."
         )
-    for power, crossing in zip(law.powers[1:], law.crossings, strict=False):
-        before = "fixed part" if power == 1 else f"part in {_grown(power - 1)}"
-        kind = "is closer to constant than to linear" if power == 1 else "is no longer linear"
-        where = f"below {crossing:.2g}" if power == 1 else f"above {crossing:.2g}"
-        words.append(f"The {before} is {'larger' if power == 1 else 'overtaken'} {where}: there the cost {kind}.")
+    crossings = zip(law.powers[1:], law.crossings, strict=False)
+    words += [_LEADS[power].format(crossing) for power, crossing in crossings if power in _LEADS]
     return "".join(f"{word} " for word in words)
 
 

@@ -117,7 +117,7 @@ def bench_training(
     # First what a person waits for first; nothing else may have warmed the device.
     forget_memory(device)
     run = TrainingRun(config, data, device)
-    peak, phases = peak_memory(device), compile_phases()
+    peak, phases = peak_memory(device), compile_phases() if gpu else {}
     plain = plain_rates(config, data, device, steps)
     forget_memory(device)
     gemm, flops = gemm_rate(device), flops_per_image(config)

@@ -60,8 +60,7 @@ def reproduce(
     work = partial(
         run, table, scale, budget, places, out, only=rows, seeds=seed or (0,), limits=limits, command=command
     )
-    logs = (out or Path("results") / scale) / "work"
-    with beside(processes - 1, logs) as others, reporter() as watch:
+    with beside(processes - 1) as others, reporter() as watch:
         done = work(
             render_only=render,
             keep_weights=keep_weights,
@@ -107,7 +106,7 @@ def sweep(
     from hardsphere.reproduce import sweep as run
 
     command = command_line(without="--budget")
-    with beside(processes - 1, out / "work") as others, reporter() as watch:
+    with beside(processes - 1) as others, reporter() as watch:
         swept = run(
             plan, out, budget, data_dir=data, device=device, reporter=watch, command=command, begin=others.start
         )

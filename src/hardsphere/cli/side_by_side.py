@@ -6,8 +6,11 @@ Much of judging waits for the host, and a small network leaves room on a large G
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,13 +25,11 @@ _PATIENCE = 60.0  # seconds that an interrupted process has to finish what it wr
 
 
 @contextmanager
-def beside(count: int, logs: Path) -> Iterator[Others]:
-    """So many processes beside this one, from their start until they end; an interruption ends them as well.
-
-    Args:
-        logs: folder for what they say.
-    """
-    others = Others(count, logs)
+def beside(count: int) -> Iterator[Others]:
+    """So many processes beside this one, from their start until they end; they end with this one, whatever ends it."""
+    others = Others(count)
+    if _BESIDE in os.environ:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         yield others
         for sentence in others.wait():
@@ -42,13 +43,14 @@ class Others:
     """The processes beside this one."""
 
     count: int
-    logs: Path
+    logs: Path = Path()
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self) -> None:
-        """Start the command that was typed so many times more."""
+    def start(self, logs: Path) -> None:
+        """Start the command that was typed so many times more; what they say goes into a folder."""
         if _BESIDE in os.environ:
             return
+        self.logs = logs
         for number in range(2, self.count + 2):
             with self._log(number).open("wb") as log:
                 self.running.append(
@@ -79,3 +81,10 @@ class Others:
 
     def _log(self, number: int) -> Path:
         return self.logs / f"process-{number}.log"
+
+
+def _end_with(parent: int) -> None:
+    """End this process once the one that started it is gone: killed, it cannot say so."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)

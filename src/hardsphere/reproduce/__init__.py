@@ -79,7 +79,7 @@ def reproduce(
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
     clock: Callable[[], float] = time.monotonic,
-    begin: Callable[[], None] | None = None,
+    begin: Callable[[Path], None] | None = None,
 ) -> Reproduced:
     """Rebuild a table of the paper, as far as the budget goes; the same call goes on.
 

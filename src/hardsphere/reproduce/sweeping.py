@@ -51,7 +51,7 @@ def sweep(
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
     clock: Callable[[], float] = time.monotonic,
-    begin: Callable[[], None] | None = None,
+    begin: Callable[[Path], None] | None = None,
 ) -> Swept:
     """Train, judge and record the runs of a plan that are not recorded yet, as far as the budget goes.
 
@@ -67,7 +67,8 @@ def sweep(
         progress: watches judging.
         command: for the record.
         clock: seconds that only grow.
-        begin: called before the first run, once plan and data are found to be right; not where nothing is to be done.
+        begin: called with the directory of the work before the first run, once plan and data are found to be right;
+            not where nothing is to be done.
     """
     plan = read_plan(plan)
     time_left = Budget.of(seconds(budget), clock)
@@ -110,14 +111,14 @@ class _Sweep:
         self.due = Due(self.plan, self.store, self.workspace)
         self.say = self.worker.reporter.say
 
-    def go(self, begin: Callable[[], None] | None = None) -> None:
+    def go(self, begin: Callable[[Path], None] | None = None) -> None:
         todo = self.due.runs()
         for run in todo:
             self.worker.shelf.data(run.config)  # a wrong --data must be said before hours of training, not after
         if todo or self.due.groups():
             self.workspace.prepare()
         if todo and begin is not None:
-            begin()
+            begin(self.workspace.path)
         for run in todo:
             if self.budget.spent:
                 break
