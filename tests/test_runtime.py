@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
 from hardsphere.runtime import code_of, commit, expect_compiling
 
@@ -43,7 +44,7 @@ def test_the_compilers_helpers_are_started_ahead(monkeypatch: pytest.MonkeyPatch
     started: list[str] = []
     compiler = ModuleType("torch._inductor.async_compile")
     monkeypatch.setitem(sys.modules, compiler.__name__, compiler)
-    expect_compiling()  # a torch that starts them elsewhere
+    expect_compiling(torch.device("cpu"))  # a torch that starts them elsewhere
     compiler.maybe_warm_pool = lambda: started.append("helpers")  # type: ignore[attr-defined]
-    expect_compiling()
+    expect_compiling(torch.device("cpu"))
     assert started == ["helpers"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
@@ -97,16 +100,30 @@ def kernels_chosen(repeatable: bool) -> AbstractContextManager[None]:
     return _cudnn(repeatable, not repeatable)
 
 
-def expect_compiling() -> None:
-    """Start the processes in which torch's compiler makes kernels, seconds before the first one is needed.
+def expect_compiling(device: torch.device) -> None:
+    """Start a GPU, and the processes in which torch's compiler makes kernels, seconds before they are needed.
 
-    They take as long to start as Python with torch does. Until they are there the compiler makes one kernel after the
-    other in this process; left to itself it starts them when it has its first kernel to make.
+    The GPU starts in a thread while the compiler is imported. The processes take as long to start as Python with torch
+    does. Until they are there the compiler makes one kernel after the other in this process; left to itself it starts
+    them when it has its first kernel to make.
     """
+    if device.type == "cuda":
+        threading.Thread(target=torch.zeros, args=(1,), kwargs={"device": device}).start()
     with suppress(ImportError):  # other versions of torch start them elsewhere
         from torch._inductor.async_compile import maybe_warm_pool
 
         maybe_warm_pool()
+
+
+def end_with(parent: int) -> None:
+    """End this process once the one that started it is gone: killed, that one cannot say so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @cache

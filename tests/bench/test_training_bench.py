@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from hardsphere.bench import bench_training
-from hardsphere.bench.first_use import cache_is_warm, cache_place, compile_phases
+from hardsphere.bench.first_use import cache_is_warm, compile_phases
 from hardsphere.bench.kernels import PRODUCTS, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.recipes import recipe
+from hardsphere.train.compiling import cache_place
 
 CPU = torch.device("cpu")
 TINY = {"model": "cnn-4", "batch": 8}

@@ -15,7 +15,7 @@ from hardsphere.noise import Noise
 from hardsphere.objectives import Learner
 from hardsphere.recipes import recipe
 from hardsphere.train.averaging import _move, _move_in_one_pass, make_average
-from hardsphere.train.compiling import ONE_VARIANT, Compiler
+from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model
 from hardsphere.train.step import Stepper, fast_learner
 
@@ -188,9 +188,9 @@ def test_what_cannot_be_compiled_runs_as_it_is() -> None:
     assert "no such instruction" in said[0]
 
 
-def test_the_option_for_kernels_that_hardly_count_is_one_of_torchs() -> None:
+def test_the_compilers_option_is_one_of_torchs() -> None:
     """torch refuses an option that it does not know, or of another type."""
-    Compiler(options=ONE_VARIANT)(lambda x: x)
+    Compiler()(lambda x: x)
     with pytest.raises(RuntimeError, match="autotune_everything"):
         Compiler(options={"triton.autotune_everything": False})(lambda x: x)
 

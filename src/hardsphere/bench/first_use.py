@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import re
-import tempfile
-from pathlib import Path
+from hardsphere.train.compiling import cache_place
 
 # Where torch's compiler keeps compiled graphs inside its cache.
 _GRAPHS = "fxgraph"
@@ -30,17 +26,3 @@ def compile_phases(least: float = 0.5) -> dict[str, float]:
 
     spent = {name: sum(times) for name, times in getattr(utils, "compilation_time_metrics", {}).items()}
     return {name: spent[name] for name in sorted(spent, key=lambda name: -spent[name]) if spent[name] >= least}
-
-
-def cache_place() -> Path:
-    """Where torch's compiler keeps what it compiled."""
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default_place())
-
-
-def _default_place() -> Path:
-    try:
-        user = getpass.getuser()
-    except (KeyError, ImportError, OSError):
-        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    safe = re.sub(r'[\\/:*?"<>|]', "_", user)
-    return Path(tempfile.gettempdir()) / f"torchinductor_{safe}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,7 @@ from hardsphere.config import Config
 from hardsphere.data import Augment, Batch, DataSet, Images, TrainLoader, train_loader
 from hardsphere.runtime import choose_kernels
 from hardsphere.train.averaging import make_average
-from hardsphere.train.compiling import ONE_VARIANT, Compiler
+from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model
 from hardsphere.train.step import Stepper
 
@@ -33,6 +33,7 @@ class TrainingRun:
 
     Args:
         fast: as on a GPU in real training: compiled and replayed as one graph. A CPU has no such thing.
+        wait_for_update: returns when the update is compiled, if another process does that.
 
     Attributes:
         began_at: when the first step began, on the clock of `time.perf_counter`.
@@ -41,7 +42,14 @@ class TrainingRun:
         remarks: what the compiler had to say.
     """
 
-    def __init__(self, config: Config, data: DataSet, device: torch.device, fast: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data: DataSet,
+        device: torch.device,
+        fast: bool = True,
+        wait_for_update: Callable[[], None] | None = None,
+    ) -> None:
         choose_kernels(config.repeatable)
         fast = fast and device.type == "cuda"
         model = build_model(config, data).to(device).train()
@@ -50,8 +58,9 @@ class TrainingRun:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.remarks: list[str] = []
         say = self.remarks.append
-        loader = _loader(config, data, device, Compiler(say, options=ONE_VARIANT) if fast else None)
-        self.stepper = Stepper(config, model, make_average(config, model), device, len(loader), fast, say)
+        loader = _loader(config, data, device, Compiler(say) if fast else None)
+        average = make_average(config, model)
+        self.stepper = Stepper(config, model, average, device, len(loader), fast, say, wait_for_update)
         self.batches = _forever(loader)
         self.done = 0
         self.began_at = time.perf_counter()

@@ -10,6 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from hardsphere.bench.kernels import KernelProfile, profile_steps
 from hardsphere.bench.subject import TrainingRun, flops_per_image, plain_rates, random_images
 from hardsphere.recipes import VARIANTS, recipe
 from hardsphere.runtime import environment, expect_compiling, hardware
+from hardsphere.train.forerunner import sent_ahead
 
 ROUNDS = 5
 EPOCH_IMAGES = 50_000  # CIFAR-10's training images
@@ -111,12 +113,13 @@ def bench_training(
     config = recipe(name, {"ema.decay": "0.999", **(overrides or {})})
     gpu = device.type == "cuda"
     warm = cache_is_warm() if gpu else None
-    if gpu:
-        expect_compiling()
     data = random_images(config.batch)
     # First what a person waits for first; nothing else may have warmed the device.
-    forget_memory(device)
-    run = TrainingRun(config, data, device)
+    with sent_ahead(config, data, device) if gpu else nullcontext() as wait_for_update:
+        if gpu:
+            expect_compiling(device)
+        forget_memory(device)
+        run = TrainingRun(config, data, device, wait_for_update=wait_for_update)
     peak, phases = peak_memory(device), compile_phases() if gpu else {}
     plain = plain_rates(config, data, device, steps)
     forget_memory(device)

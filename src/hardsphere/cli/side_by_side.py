@@ -6,17 +6,16 @@ Much of judging waits for the host, and a small network leaves room on a large G
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
+
+from hardsphere.runtime import end_with
 
 # Tells a process that it was started beside another, and should start none itself.
 _BESIDE = "HARDSPHERE_BESIDE"
@@ -29,7 +28,7 @@ def beside(count: int) -> Iterator[Others]:
     """So many processes beside this one, from their start until they end; they end with this one, whatever ends it."""
     others = Others(count)
     if _BESIDE in os.environ:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        end_with(os.getppid())
     try:
         yield others
         for sentence in others.wait():
@@ -81,10 +80,3 @@ class Others:
 
     def _log(self, number: int) -> Path:
         return self.logs / f"process-{number}.log"
-
-
-def _end_with(parent: int) -> None:
-    """End this process once the one that started it is gone: killed, it cannot say so."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hardsphere.data import load as load_data
 from hardsphere.runtime import expect_compiling, pick_device
 from hardsphere.train.deployed import Deployed as Deployed
 from hardsphere.train.deployed import load as load
-from hardsphere.train.loop import Position, Reporter, Trainer
+from hardsphere.train.forerunner import sent_ahead
+from hardsphere.train.loop import Position, Reporter, Silence, Trainer
 from hardsphere.train.run import RunDirectory
 
 
@@ -59,18 +61,28 @@ def train(
     chosen = pick_device(device)
     fast = compile and chosen.type == "cuda"
     if fast:
-        expect_compiling()
+        expect_compiling(chosen)
     folder = Path(data_dir) if data_dir is not None else None
     path = Path(out) if out is not None else default_directory(config)
     spec = config.data
     data = load_data(config.dataset, folder, validation=spec.validation, seed=config.seed, size=spec.size)
-    # The model is built before the directory is made: a mistake in the configuration must leave nothing behind.
-    trainer = Trainer(config, data, device=chosen, data_dir=folder, reporter=reporter, save_every=save_every, fast=fast)
-    run = RunDirectory(path, config, resume=resume, device=chosen)
-    try:
-        position = trainer.fit(run)
-    finally:
-        run.close()
+    with sent_ahead(config, data, chosen, (reporter or Silence()).say) if fast else nullcontext() as wait_for_update:
+        # The model is built before the directory is made: a mistake in the configuration must leave nothing behind.
+        trainer = Trainer(
+            config,
+            data,
+            device=chosen,
+            data_dir=folder,
+            reporter=reporter,
+            save_every=save_every,
+            fast=fast,
+            wait_for_update=wait_for_update,
+        )
+        run = RunDirectory(path, config, resume=resume, device=chosen)
+        try:
+            position = trainer.fit(run)
+        finally:
+            run.close()
     return Trained(path, position, trainer.was_finished)
 
 

@@ -1,17 +1,22 @@
-"""`torch.compile` for the small functions of a step; where the compiler refuses one, the function itself."""
+"""`torch.compile` for the pieces of a step; where the compiler refuses one, the function itself."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import re
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-ONE_VARIANT = {"triton.autotune_pointwise": False}
-"""An option of `torch.compile`, for kernels that hardly count: torch would compile up to six variants of each, time
-them and keep the fastest, which takes seconds at the first start."""
+ONE_VARIANT: dict[str, Any] = {"triton.autotune_pointwise": False}
+"""An option of `torch.compile`: it would compile up to six variants of each elementwise kernel, time them and keep the
+fastest, which takes seconds at the first start and gains nothing: these kernels are as fast as memory is."""
 
 
 class Compiler:
@@ -22,12 +27,12 @@ class Compiler:
 
     Args:
         say: told what is refused.
-        options: of `torch.compile`.
+        options: of `torch.compile`; `ONE_VARIANT` by default.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None, **options: Any) -> None:
         self.say = say
-        self.options = options
+        self.options = options or {"options": ONE_VARIANT}
         self.codes: dict[CodeType, CodeType] = {}
         self.refused: set[CodeType] = set()
 
@@ -63,3 +68,17 @@ def _refusals() -> type[Exception]:
 
 def _short(reason: Exception) -> str:
     return " ".join(str(reason).split())[:300]
+
+
+def cache_place() -> Path:
+    """Where torch's compiler keeps what it compiled."""
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default_place())
+
+
+def _default_place() -> Path:
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    safe = re.sub(r'[\\/:*?"<>|]', "_", user)
+    return Path(tempfile.gettempdir()) / f"torchinductor_{safe}"

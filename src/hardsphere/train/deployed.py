@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ def _build(
     )
 
 
+def rebuild(description: Mapping[str, Any]) -> models.Classifier:
+    """The model that `describe` describes, freshly initialised."""
+    shape = tuple(description["shape"])
+    mean, std = tuple(description["mean"]), tuple(description["std"])
+    return _build(from_dict(description["config"]), len(description["class_names"]), shape, mean, std)
+
+
 def describe(config: Config, data: DataSet, data_dir: Path | None) -> dict[str, Any]:
     """What a model's file must say so that the model can be built again without its data."""
     return {
@@ -102,9 +110,8 @@ def load(path: str | Path) -> Deployed:
     file = _model_file(Path(path))
     tensors, meta = read_tensors(file)
     try:
-        config = from_dict(meta["config"])
+        model, config = rebuild(meta), from_dict(meta["config"])
         names, shape = tuple(meta["class_names"]), tuple(meta["shape"])
-        model = _build(config, len(names), shape, tuple(meta["mean"]), tuple(meta["std"]))
     except KeyError as missing:
         raise HardsphereError(f"'{file}' holds no deployed model: its description lacks {missing}.") from None
     try:

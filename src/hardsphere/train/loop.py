@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from hardsphere.runtime import kernels_chosen
 from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
-from hardsphere.train.compiling import ONE_VARIANT, Compiler
+from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model, describe, describe_anew, save_deployed
 from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
@@ -79,6 +79,7 @@ class Trainer:
         data_dir: recorded in the checkpoints, so that evaluation finds the data again.
         save_every: seconds between checkpoints within an epoch; one is written after each epoch in any case.
         fast: compile the network and replay each step as a CUDA graph; needs a GPU.
+        wait_for_update: returns when the update is compiled, if another process does that.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Trainer:
         reporter: Reporter | None = None,
         save_every: float = 600.0,
         fast: bool = False,
+        wait_for_update: Callable[[], None] | None = None,
     ) -> None:
         if data.train is None or data.validation is None:
             raise HardsphereError(f"The data '{data.name}' has no training images.")
@@ -103,11 +105,13 @@ class Trainer:
         self.train_source, self.validation, self.shape = data.train, data.validation, data.shape
         spec = config.data
         augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
-        fused = Compiler(self.reporter.say, options=ONE_VARIANT) if fast else None
+        fused = Compiler(self.reporter.say) if fast else None
         self.loader = train_loader(data.train, config.batch, device, augment, config.seed, fused)
         self.model = self._initial_model(data)
         self.average = make_average(config, self.model)
-        self.stepper = Stepper(config, self.model, self.average, device, len(self.loader), fast, self.reporter.say)
+        self.stepper = Stepper(
+            config, self.model, self.average, device, len(self.loader), fast, self.reporter.say, wait_for_update
+        )
         self.position = Position()
         self.writer = Writer()
         self.was_finished = False

@@ -25,7 +25,7 @@ from hardsphere.shadow import ALIKE, Shadow, departure
 from hardsphere.sphere import find_head
 from hardsphere.train.averaging import Average
 from hardsphere.train.capture import Captured
-from hardsphere.train.compiling import Compiler
+from hardsphere.train.compiling import ONE_VARIANT, Compiler
 from hardsphere.train.guards import FiniteGuard
 from hardsphere.train.perturbation import worst_weights
 from hardsphere.train.schedules import learning_rate
@@ -50,6 +50,7 @@ class Stepper:
         batches_per_epoch: of full and partial batches.
         fast: compile the network and replay each step as a CUDA graph; needs a GPU.
         say: told how long compiling took.
+        wait_for_update: returns when the update is compiled, if another process does that.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Stepper:
         batches_per_epoch: int,
         fast: bool = False,
         say: Callable[[str], None] = lambda text: None,
+        wait_for_update: Callable[[], None] | None = None,
     ) -> None:
         self.config, self.model, self.average, self.device = config, model, average, device
         self.updates_per_batch = config.objective.updates_per_batch
@@ -83,6 +85,7 @@ class Stepper:
         self.fast = fast
         self.say = say
         self.captured: Captured | None = None
+        self.wait_for_update = wait_for_update
 
     def step(self, batch: Batch, epoch: int, index: int) -> None:
         """Train on one batch, the ``index``-th of its epoch."""
@@ -124,6 +127,9 @@ class Stepper:
 
     def _update(self, losses: Weighed, replay: int, awp: bool, fused: Fuse = as_it_is) -> None:
         """One optimiser step on the mean of the losses."""
+        if self.wait_for_update is not None:
+            self.wait_for_update()
+            self.wait_for_update = None
         if awp:
             with worst_weights(self.model, lambda: losses()[0], self.config.awp.gamma):
                 self._backward(losses, fused)
@@ -182,8 +188,7 @@ def fast_learner(
 
     Under bf16 the attack runs on a `Shadow` of the network, unless it is meant to move BatchNorm's statistics.
     """
-    network = cast(nn.Module, torch.compile(plain.model, dynamic=False))
-    twin = replace(plain, model=network, fused=fused)
+    twin = compiled_twin(plain, fused)
     with autocast(precision, x.device):
         if plain.adversary.bn != "eval" or not torch.is_autocast_enabled(x.device.type):
             return twin
@@ -192,6 +197,12 @@ def fast_learner(
             return replace(twin, stand_in=shadow.refresh)
     say("The network has layers of its own that do not take bf16 weights, so its attack runs somewhat slower.")
     return twin
+
+
+def compiled_twin(plain: Learner, fused: Fuse) -> Learner:
+    """The same learner with its network and the pieces of its step compiled."""
+    network = cast(nn.Module, torch.compile(plain.model, dynamic=False, options=ONE_VARIANT))
+    return replace(plain, model=network, fused=fused)
 
 
 def _answers_like(shadow: Shadow, model: nn.Module, x: Tensor) -> bool:
