@@ -29,10 +29,11 @@ pytestmark = [
 
 
 class Listener(Silence):
-    """Nothing may be said of functions that do not compile, or of a network that has no shadow."""
+    """Nothing may be said of functions that do not compile, alone or ahead, or of a network that has no shadow."""
 
     def say(self, text: str) -> None:
         assert "slower" not in text, text
+        assert "longer" not in text, text
 
 
 def refusing(text: str) -> None:
@@ -44,6 +45,13 @@ def run(path: Path, name: str, compile: bool, **changes: str) -> tuple[list[dict
     train(recipe(name, short | changes), path, compile=compile, device="cuda", reporter=Listener())
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return rows, read_tensors(path / "checkpoints" / "last" / "state.safetensors")[0]
+
+
+def test_the_update_is_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process leaves a mark when it is done, beside what it compiled."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    run(tmp_path / "run", "digits/pgd-he", compile=True, epochs="1", precision="bf16")
+    assert len(list((tmp_path / "cache" / "hardsphere").iterdir())) == 1
 
 
 # Sign steps make training chaotic: on a CPU, a relative change of 1e-6 in the first weights changes the loss of the

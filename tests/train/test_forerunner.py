@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -89,25 +90,35 @@ class Process:
         self.killed = True
 
 
-@pytest.mark.parametrize(("code", "failed"), [(0, False), (1, True), (None, True)])
-def test_a_forerunner_that_fails_or_hangs_is_said_and_left_behind(code: int | None, failed: bool) -> None:
+@pytest.mark.parametrize(
+    ("code", "wrote", "reason"),
+    [
+        (0, "a warning", None),
+        (1, "Traceback\n  ...\nValueError: no such device.\n\n", "ValueError: no such device."),
+        (1, "", "it gave no reason."),
+        (None, "", "it took more than 120 seconds."),
+    ],
+)
+def test_a_forerunner_that_fails_or_hangs_is_said_and_left_behind(
+    code: int | None, wrote: str, reason: str | None
+) -> None:
     said: list[str] = []
     process: Any = Process(code)
-    Forerunner(process, said.append).wait()
-    assert [sentence.partition(":")[0] for sentence in said] == (
-        ["The update could not be compiled ahead in a process of its own"] if failed else []
-    )
+    Forerunner(process, BytesIO(wrote.encode()), said.append).wait()
+    expected = f"The update could not be compiled ahead, so the first step takes longer: {reason}"
+    assert said == ([expected] if reason else [])
     assert process.killed == (code is None)
 
 
 def test_one_that_cannot_even_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(forerunner, "_START", "raise SystemExit(1)")
+    monkeypatch.setattr(forerunner, "_START", "import nothing_of_that_name")
     said: list[str] = []
     with sent_ahead(config(), load("digits"), CPU, said.append) as wait:
         assert wait is not None
         wait()
     assert len(said) == 1
+    assert said[0].endswith("ModuleNotFoundError: No module named 'nothing_of_that_name'.")
 
 
 def test_it_ends_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,8 @@ def bench_training(
     warm = cache_is_warm() if gpu else None
     data = random_images(config.batch)
     # First what a person waits for first; nothing else may have warmed the device.
-    with sent_ahead(config, data, device) if gpu else nullcontext() as wait_for_update:
+    complaints: list[str] = []
+    with sent_ahead(config, data, device, complaints.append) if gpu else nullcontext() as wait_for_update:
         if gpu:
             expect_compiling(device)
         forget_memory(device)
@@ -162,7 +163,7 @@ def bench_training(
         head_overhead={head: _overhead(head_times, head) for head in ("he", "mhe") if heads},
         head_rounds_seconds=head_times,
         profile=profile_steps(run, device) if profile else None,
-        remarks=list(dict.fromkeys(remark for one in runs.values() for remark in one.remarks)),
+        remarks=list(dict.fromkeys([*complaints, *(remark for one in runs.values() for remark in one.remarks)])),
         device=hardware(device),
         environment=environment(device),
     )

@@ -31,7 +31,7 @@ def value(cell: Plain | None, usual: int | None = None, sign: str = "") -> str:
     if cell is None:
         return NOTHING
     if cell["interval"] is None:
-        return f"{cell['value']:{sign}.4g}"
+        return _bare(cell["value"], sign)
     low, high = cell["interval"]
     own = f" (n = {cell['n']:,})" if cell["n"] not in (None, usual) else ""
     return f"{cell['value']:{sign}.2f} [{low:{sign}.1f}, {high:{sign}.1f}]{own}"
@@ -47,7 +47,13 @@ def printed(cell: Plain | None, sign: str = "") -> str:
     """The paper's own number."""
     if cell is None or cell["paper"] is None:
         return NOTHING
-    return f"{cell['paper']:{sign}.4g}" if cell["interval"] is None else f"{cell['paper']:{sign}.2f}"
+    return _bare(cell["paper"], sign) if cell["interval"] is None else f"{cell['paper']:{sign}.2f}"
+
+
+def _bare(number: float, sign: str) -> str:
+    """A number without an interval, such as epochs, minutes or a distance: no more digits than tell something."""
+    digits = "0f" if number == round(number) else "2f" if abs(number) >= 0.1 else "3g"
+    return f"{number:{sign}.{digits}}"
 
 
 def accuracy(proportion: Mapping[str, Any] | None) -> str:

@@ -11,12 +11,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -53,26 +54,34 @@ class Forerunner:
     """The process that compiles ahead.
 
     Attributes:
-        say: told if it failed.
+        complaints: what it wrote on standard error.
+        say: told if it failed, and why.
     """
 
     process: subprocess.Popen[bytes]
+    complaints: IO[bytes]
     say: Callable[[str], None]
 
     def wait(self) -> None:
         """Wait until it is done, or has failed."""
         try:
-            failed = self.process.wait(_PATIENCE) != 0
+            reason = self._last_words() if self.process.wait(_PATIENCE) else ""
         except subprocess.TimeoutExpired:
-            failed = True
-            self.stop()
-        if failed:
-            self.say("The update could not be compiled ahead in a process of its own: the first step takes longer.")
+            self.process.kill()
+            reason = f"it took more than {_PATIENCE:.0f} seconds"
+        if reason:
+            self.say(f"The update could not be compiled ahead, so the first step takes longer: {reason}.")
 
     def stop(self) -> None:
         """End it, done or not."""
         self.process.kill()
         self.process.wait()
+        self.complaints.close()
+
+    def _last_words(self) -> str:
+        self.complaints.seek(0)
+        lines = self.complaints.read().decode(errors="replace").split("\n")
+        return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "it gave no reason")
 
 
 @contextmanager
@@ -106,14 +115,15 @@ def _mark(job: Job) -> Path:
 
 
 def _send(job: Job, say: Callable[[str], None]) -> Forerunner:
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
     process = subprocess.Popen(
-        [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=complaints
     )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has failed already, and `wait` will say so
         process.stdin.write(json.dumps(job).encode())
         process.stdin.close()
-    return Forerunner(process, say)
+    return Forerunner(process, complaints, say)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -135,7 +145,8 @@ def rehearse(description: Job, device: torch.device) -> None:
     """Compile the update of a training, by updating a network of its shape once."""
     config = from_dict(description["config"])
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(_MEMORY, device)
+        torch.cuda.set_device(device.index or 0)
+        torch.cuda.set_per_process_memory_fraction(_MEMORY)
     expect_compiling(device)
     model = rebuild(description).to(device).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
