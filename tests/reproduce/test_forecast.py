@@ -58,6 +58,13 @@ def test_the_same_framework_is_closer_kin(tmp_path: Path) -> None:
     assert expected_seconds(run(), known(tmp_path, quick, slow), "abacus", None) == 15 + 1
 
 
+def test_the_latest_of_a_kind_tells(tmp_path: Path) -> None:
+    """Earlier ones may have shared the machine."""
+    shared, alone = record(run("digits/alp"), COINS[0], 9.0), record(run("digits/alp"), COINS[0], 2.0)
+    shared["trained"] = {**shared["trained"], "wall_seconds": 600.0}
+    assert expected_seconds(run(), known(tmp_path, shared, alone), "abacus", None) == 30 + 2
+
+
 def test_weights_that_are_gone_cost_everything_again(tmp_path: Path) -> None:
     """One of two measurements is recorded: with the weights one is left to do, without them both and the training."""
     kin = [record(run("digits/alp"), coin, 5.0) for coin in COINS]

@@ -96,7 +96,7 @@ class Process:
         (0, "a warning", None),
         (1, "Traceback\n  ...\nValueError: no such device.\n\n", "ValueError: no such device."),
         (1, "", "it gave no reason."),
-        (None, "", "it took more than 120 seconds."),
+        (None, "", "it took more than 300 seconds."),
     ],
 )
 def test_a_forerunner_that_fails_or_hangs_is_said_and_left_behind(
@@ -121,16 +121,29 @@ def test_one_that_cannot_even_start_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert said[0].endswith("ModuleNotFoundError: No module named 'nothing_of_that_name'.")
 
 
+def test_without_room_for_another_process_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    said: list[str] = []
+    with sent_ahead(config(), load("digits"), CPU, said.append) as wait:
+        assert wait is None
+    assert len(said) == 1
+    assert said[0].endswith("Resource temporarily unavailable.")
+
+
 def test_it_ends_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(forerunner, "_START", "import time; time.sleep(600)")
-    sent: list[Forerunner] = []
+    sent: list[subprocess.Popen[bytes]] = []
     real = forerunner._send
     monkeypatch.setattr(forerunner, "_send", lambda *job: sent.append(real(*job)) or sent[-1])
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), sent_ahead(config(), load("digits"), CPU):
         raise KeyboardInterrupt
-    assert sent[0].process.returncode is not None
+    assert sent[0].returncode is not None
     assert time.monotonic() - began < 60
 
 

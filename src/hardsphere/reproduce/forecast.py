@@ -1,6 +1,11 @@
-"""How long a run will take, going by recorded runs of its kind on the same hardware."""
+"""How long a run will take, going by the latest recorded run of its kind on the same hardware.
+
+The latest, because it ran under conditions most like the present ones: where processes share a machine, each is slower.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from hardsphere.config import Config
 from hardsphere.reproduce.plan import Run
@@ -20,7 +25,7 @@ def expected_seconds(run: Run, store: Store, hardware: str, weights: str | None)
     judging = 0.0
     for measurement in todo if store.unrecorded(run) else ():
         said = {"name": measurement.name, **measurement.describe()}
-        judging += max((one["seconds"] for one in kin if one["measurement"] == said), default=0.0)
+        judging += _latest([one["seconds"] for one in kin if one["measurement"] == said])
     return judging + (_training(run.config, kin) if weights is None else 0.0)
 
 
@@ -38,5 +43,8 @@ def _kin(config: Config, store: Store, hardware: str) -> list[Record]:
 
 def _training(config: Config, kin: list[Record]) -> float:
     closest = [one for one in kin if one["config"]["framework"] == config.framework] or kin
-    per_epoch = max((one["trained"]["wall_seconds"] / one["config"]["epochs"] for one in closest), default=0.0)
-    return float(per_epoch * config.epochs)
+    return config.epochs * _latest([one["trained"]["wall_seconds"] / one["config"]["epochs"] for one in closest])
+
+
+def _latest(seconds: Sequence[float]) -> float:
+    return seconds[-1] if seconds else 0.0

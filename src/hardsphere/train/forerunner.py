@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -39,7 +39,9 @@ _CORES = 4
 # How much of the GPU's memory the forerunner may take from the training that it serves.
 _MEMORY = 0.25
 
-_PATIENCE = 120.0  # seconds, beyond which something must be wrong
+_PATIENCE = 300.0  # seconds, beyond which something must be wrong
+
+_NOT_AHEAD = "The update could not be compiled ahead, so the first step takes longer"
 
 _START = "from hardsphere.train.forerunner import main; main()"
 
@@ -70,13 +72,12 @@ class Forerunner:
             self.process.kill()
             reason = f"it took more than {_PATIENCE:.0f} seconds"
         if reason:
-            self.say(f"The update could not be compiled ahead, so the first step takes longer: {reason}.")
+            self.say(f"{_NOT_AHEAD}: {reason}.")
 
     def stop(self) -> None:
         """End it, done or not."""
         self.process.kill()
         self.process.wait()
-        self.complaints.close()
 
     def _last_words(self) -> str:
         self.complaints.seek(0)
@@ -90,12 +91,17 @@ def sent_ahead(
 ) -> Iterator[Callable[[], None] | None]:
     """A forerunner for a training that is about to begin: what waits for it, or none if there is nothing to gain."""
     job = {"description": describe(config, data, None), "device": str(device), "parent": os.getpid()}
-    forerunner = _send(job, say) if _is_worth_it(config) and not _mark(job).exists() else None
-    try:
-        yield forerunner.wait if forerunner is not None else None
-    finally:
-        if forerunner is not None:
-            forerunner.stop()
+    wait = None
+    with ExitStack() as until_the_end:
+        try:
+            if _is_worth_it(config) and not _mark(job).exists():
+                complaints = until_the_end.enter_context(tempfile.TemporaryFile())
+                forerunner = Forerunner(_send(job, complaints), complaints, say)
+                until_the_end.callback(forerunner.stop)
+                wait = forerunner.wait
+        except OSError as reason:  # no more processes, or no place for its complaints
+            say(f"{_NOT_AHEAD}: {reason}.")
+        yield wait
 
 
 def _is_worth_it(config: Config) -> bool:
@@ -114,16 +120,14 @@ def _mark(job: Job) -> Path:
     return cache_place() / "hardsphere" / sha256(text.encode()).hexdigest()[:16]
 
 
-def _send(job: Job, say: Callable[[str], None]) -> Forerunner:
-    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
+def _send(job: Job, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=complaints
     )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has failed already, and `wait` will say so
-        process.stdin.write(json.dumps(job).encode())
-        process.stdin.close()
-    return Forerunner(process, complaints, say)
+    with suppress(BrokenPipeError), process.stdin as job_file:  # broken: it has failed already, and `wait` says so
+        job_file.write(json.dumps(job).encode())
+    return process
 
 
 # ---------------------------------------------------------------------------------------------------------------------
