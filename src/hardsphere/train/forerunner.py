@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -124,10 +125,15 @@ def _send(job: Job, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=complaints
     )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as job_file:  # broken: it has failed already, and `wait` says so
-        job_file.write(json.dumps(job).encode())
+    threading.Thread(target=_hand_over, args=(job, process.stdin)).start()
     return process
+
+
+def _hand_over(job: Job, to: IO[bytes]) -> None:
+    """Tell the forerunner what to do, once this process is on the device: some GPUs take one process and no other."""
+    with suppress(BrokenPipeError), to:  # broken: it has failed already, and `wait` says so
+        torch.zeros(1, device=job["device"])
+        to.write(json.dumps(job).encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
