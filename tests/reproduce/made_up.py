@@ -138,10 +138,10 @@ def first(count: int, n: int = 100) -> np.ndarray:
     return np.arange(n) < count
 
 
-def made_up_store(out: Path, table: Table = MADE_UP, seed: int = 0, more: int = 0) -> Store:
-    """Records of PGD-AT and PGD-AT + HE; m-HE is still to come."""
+def made_up_store(out: Path, table: Table = MADE_UP, seed: int = 0, more: int = 0, rows: int = 2) -> Store:
+    """Records of the first rows, PGD-AT and PGD-AT + HE; m-HE is still to come."""
     store, smoke = Store(out), SCALES["smoke"]
-    for row in table.rows[:2]:
+    for row in table.rows[:rows]:
         run = run_of(table, row, smoke, seed)
         for name, measurement in table.measurements(smoke).items():
             columns = {"clean": first(80)}

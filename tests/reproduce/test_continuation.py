@@ -114,7 +114,7 @@ def test_another_number_of_images_takes_the_place_of_what_is_missing(shop: Works
     assert store.outcomes(row["coin-0"])["robust"].tolist() == tossed(0)[:40].tolist()
     assert len(recorded(wanted, store).missing) == 2  # it is shown, and still to be done
     one, other = (store.of_one_training(run)["coin-0"] for run in wanted.runs)
-    assert store.compare(one, other, ["robust"]).n == 40
+    assert store.compare([(one, other)], ["robust"]).n == 40
 
 
 def tossed(salt: int) -> np.ndarray:

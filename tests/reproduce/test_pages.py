@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
-from made_up import MADE_UP, ROBUST, made_up_store
+from made_up import MADE_UP, PGD, ROBUST, made_up_store
 
 from hardsphere.config import to_dict
 from hardsphere.evaluate.statistics import paired_difference
@@ -21,7 +21,7 @@ from hardsphere.reproduce.outcomes import student
 from hardsphere.reproduce.scales import SCALES
 from hardsphere.reproduce.store import Store
 from hardsphere.reproduce.table_page import PROTOCOLS, table_page
-from hardsphere.reproduce.tables import HONEST, TABLES
+from hardsphere.reproduce.tables import HONEST, TABLES, Row, Table
 
 GOLDEN = Path(__file__).parent / "golden.md"
 
@@ -107,6 +107,42 @@ def test_seeds_have_a_mean(tmp_path: Path) -> None:
     spread = next(row for row in apart["rows"] if row["title"] == "PGD-AT, mean of 3 seeds")["cells"][-1]
     half = 4.3027 * 20 / 3**0.5
     assert spread["interval"] == pytest.approx([60 - half, 100.0])
+
+
+def two_frameworks() -> Table:
+    more = (Row("FastAT", "fast"), Row("FastAT + HE", "fast-he", against="FastAT"))
+    values = {"FastAT": {"PGD-20": 46.40}, "FastAT + HE": {"PGD-20": 52.55}}
+    return replace(MADE_UP, rows=(*MADE_UP.rows[:2], *more), values={**MADE_UP.values, **values})
+
+
+def test_what_a_head_gains_in_the_mean_of_the_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image more in one framework and five others in another; each pair alone shows nothing."""
+    for numbers, plain, he in ((ROBUST, 30, 35), (PGD, 50, 55)):
+        monkeypatch.setitem(numbers, "FastAT", plain)
+        monkeypatch.setitem(numbers, "FastAT + HE", he)
+    table = two_frameworks()
+    built = Builder(table, SCALES["smoke"], made_up_store(tmp_path, table, rows=4)).build()
+    (both,) = built["means"]
+    assert both["title"] == "HE − plain, mean over PGD-AT, FastAT"
+    _, pgd, minutes, honest = both["cells"]
+    per_image = [0.5] * 6 + [0.0] * 94
+    half = 1.959964 * stdev(per_image) / 10
+    assert honest["value"] == pytest.approx(3)
+    assert honest["interval"] == pytest.approx([3 - 100 * half, 3 + 100 * half])
+    assert honest["sign"] == 1
+    assert both["verdict"] == ""
+    assert pgd["value"] == pytest.approx((15 + 5) / 2)
+    assert pgd["paper"] == pytest.approx((5.39 + 6.15) / 2)
+    assert minutes is None
+    text = table_page(built)
+    assert "| **HE − plain, mean over PGD-AT, FastAT** |" in text
+    assert "| in the paper | – | +5.77 | – |  |" in text
+
+
+def test_a_mean_over_frameworks_needs_two_that_are_judged(tmp_path: Path) -> None:
+    table = two_frameworks()
+    store = made_up_store(tmp_path, table)
+    assert Builder(table, SCALES["smoke"], store).build()["means"] == []
 
 
 def test_students_distribution() -> None:

@@ -204,12 +204,12 @@ def test_runs_are_paired_only_on_the_same_images(shop: Workshop, tmp_path: Path)
     one, other = sweep(two, tmp_path, clock=shop.clock, device="cpu").records.values()
     store = Store(tmp_path)
     direct = [np.random.default_rng(n).random(100) < 0.5 for n in (0, 1)]
-    assert store.compare(one, other, ["robust"]).value == pytest.approx(direct[0].mean() - direct[1].mean())
-    with pytest.raises(HardsphereError, match="'mim' was not measured on both"):
-        store.compare(one, other, ["mim"])
+    assert store.compare([(one, other)], ["robust"]).value == pytest.approx(direct[0].mean() - direct[1].mean())
+    with pytest.raises(HardsphereError, match="'mim' was not measured on '0'"):
+        store.compare([(one, other)], ["mim"])
     other = {**other, "result": {**other["result"], "data": "other images"}}
     with pytest.raises(HardsphereError, match="different images"):
-        store.compare(one, other, ["robust"])
+        store.compare([(one, other)], ["robust"])
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hardsphere.reproduce.origins import Plain, attack_origin, measurement_origi
 from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy, student
 from hardsphere.reproduce.plan import record_id
 from hardsphere.reproduce.scales import Scale
-from hardsphere.reproduce.store import Record, Store
+from hardsphere.reproduce.store import Record, Store, same_images
 from hardsphere.reproduce.tables import HONEST, Column, Row, Table, run_of
 
 SCHEMA = "hardsphere.table/3"
@@ -44,6 +44,7 @@ class Builder:
             lines += [line for row in rows if any((line := self._mean_row(row, seeds))["cells"])]
             paired = (self._mean_pair(row, seeds) for row in rows if row.against is not None)
             pairs += [pair for pair in paired if any(pair["cells"])]
+        means = self._over_frameworks(rows, seeds[0]) if len(seeds) == 1 else []
         runs = [self._run(row, seed) for seed in seeds for row in _distinct(rows)]
         return {
             "schema": SCHEMA,
@@ -57,7 +58,8 @@ class Builder:
             "columns": [self._column(column, rows, seeds) for column in self.columns],
             "rows": lines,
             "pairs": pairs,
-            "conclusions": [sentence for pair in pairs if (sentence := self._conclusion(pair))],
+            "means": means,
+            "conclusions": [sentence for pair in [*pairs, *means] if (sentence := self._conclusion(pair))],
             "runs": [run for run in runs if run is not None],
             "measurements": self._measured(rows, seeds),
             "paper": paper.SETTING.get(self.table.name),
@@ -122,7 +124,7 @@ class Builder:
     def _pair(self, row: Row, seed: int, several: bool) -> Plain:
         assert row.against is not None
         other = self._row_named(row.against)
-        cells = [self._difference(row, other, column, seed) for column in self.columns]
+        cells = [self._difference([(row, other)], column, seed) for column in self.columns]
         return {
             "title": _titled(f"{row.title} − {other.title}", seed, several),
             "family": _titled(other.title, seed, several),
@@ -135,19 +137,46 @@ class Builder:
         honest = cells[self.titles.index(HONEST.title)]
         return "not measured" if honest is None else VERDICTS[honest["sign"]]
 
-    def _difference(self, row: Row, other: Row, column: Column, seed: int) -> Plain | None:
-        first, second = (self.records(one, seed).get(column.measure) for one in (row, other))
-        if first is None or second is None or not _on_the_same_images(first, second):
+    def _difference(self, pairs: Sequence[tuple[Row, Row]], column: Column, seed: int) -> Plain | None:
+        """First minus second, or the mean of that over several pairs; none as long as anything of it is missing."""
+        found = [[self.records(row, seed).get(column.measure) for row in pair] for pair in pairs]
+        records = [(first, second) for first, second in found if first is not None and second is not None]
+        if len(records) < len(pairs):
             return None
-        names = _cells(column, row, first)
-        if any(name not in self._bits(record) for name in names for record in (first, second)):
+        every, names = [one for pair in records for one in pair], _cells(column, pairs[0][0], records[0][0])
+        if not all(same_images(every[0], one) and names == _cells(column, pairs[0][0], one) for one in every):
             return None
-        found = self.store.compare(first, second, names)
-        return _percent(found) | {"sign": found.sign, "paper": self._printed_difference(row, other, column)}
+        if any(name not in self._bits(record) for name in names for record in every):
+            return None
+        estimate = self.store.compare(records, names)
+        printed = [self._printed_difference(row, other, column) for row, other in pairs]
+        return _percent(estimate) | {"sign": estimate.sign, "paper": _mean_of_all(printed)}
 
     def _printed_difference(self, row: Row, other: Row, column: Column) -> float | None:
         mine, theirs = (self.table.values.get(one.title, {}).get(column.title) for one in (row, other))
-        return None if mine is None or theirs is None else round(mine - theirs, 2)
+        return None if mine is None or theirs is None else mine - theirs
+
+    # -- means over frameworks ----------------------------------------------------------------------------------------
+
+    def _over_frameworks(self, rows: Sequence[Row], seed: int) -> list[Plain]:
+        """What each head gains over the plain one in the mean of the frameworks that were judged with it."""
+        heads: dict[str, list[tuple[Row, Row]]] = {}
+        for row in rows:
+            if row.against is not None and row.severity is None and row.title.startswith(f"{row.against} + "):
+                pair = row, self._row_named(row.against)
+                if self._difference([pair], HONEST, seed) is not None:
+                    heads.setdefault(row.title.removeprefix(f"{row.against} + "), []).append(pair)
+        return [self._mean_over(head, pairs, seed) for head, pairs in heads.items() if len(pairs) > 1]
+
+    def _mean_over(self, head: str, pairs: Sequence[tuple[Row, Row]], seed: int) -> Plain:
+        cells = [self._difference(pairs, column, seed) for column in self.columns]
+        plain = [other.title for _, other in pairs]
+        return {
+            "title": f"{head} − plain, mean over {', '.join(plain)}",
+            "seed": seed,
+            "cells": cells,
+            "verdict": "",  # a verdict is on the weights of a pair
+        }
 
     # -- means over seeds ---------------------------------------------------------------------------------------------
 
@@ -160,7 +189,7 @@ class Builder:
 
     def _mean_pair(self, row: Row, seeds: Sequence[int]) -> Plain:
         other = self._row_named(str(row.against))
-        found = ([self._difference(row, other, column, seed) for column in self.columns] for seed in seeds)
+        found = ([self._difference([(row, other)], column, seed) for column in self.columns] for seed in seeds)
         cells = [_mean_cell(cells) for cells in zip(*found, strict=True)]
         last = f", mean of {len(seeds)} seeds"
         return {
@@ -256,10 +285,6 @@ def _defence(row: Row) -> str:
     return row.title if row.severity is None else row.title.rpartition(",")[0]
 
 
-def _on_the_same_images(first: Record, second: Record) -> bool:
-    return all(first["result"][key] == second["result"][key] for key in ("data", "ids"))
-
-
 def _cells(column: Column, row: Row, record: Record) -> list[str]:
     """The columns of outcomes behind a number; a mean over all corruptions leaves a stand-in frost out."""
     names = [name.format(s=row.severity) for name in column.cells]
@@ -267,6 +292,11 @@ def _cells(column: Column, row: Row, record: Record) -> list[str]:
     if record["result"].get("frost_stand_in") and len(kinds) > 1:
         names = [name for name in names if not name.startswith("frost-")]
     return names
+
+
+def _mean_of_all(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return round(mean(known), 2) if len(known) == len(numbers) else None
 
 
 def _percent(found: Estimate) -> Plain:

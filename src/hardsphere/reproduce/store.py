@@ -145,22 +145,31 @@ class Store:
             raise HardsphereError(f"The record of '{record['run']}' has no per-sample outcomes.")
         return read_outcomes(self.out / record["outcomes"])
 
-    def compare(self, first: Record, second: Record, columns: Sequence[str]) -> Estimate:
-        """First minus second, paired image by image; refused if they were not judged on the same images.
+    def compare(self, pairs: Sequence[tuple[Record, Record]], columns: Sequence[str]) -> Estimate:
+        """First minus second of a pair, image by image, or the mean over several pairs.
 
-        Where an attack had fewer images in one of the two, these, which are the first ones, are what is compared.
+        Refused if they were not judged on the same images. Where an attack had fewer images in one of them, these,
+        which are the first ones, are what is compared.
         """
-        one, other = first["result"], second["result"]
-        if one["data"] != other["data"] or one["ids"] != other["ids"]:
-            raise HardsphereError(
-                f"'{first['run']}' and '{second['run']}' were judged on different images, so they cannot be paired."
-            )
-        mine, theirs = self.outcomes(first), self.outcomes(second)
-        for column in columns:
-            if column not in mine or column not in theirs:
-                raise HardsphereError(f"'{column}' was not measured on both '{first['run']}' and '{second['run']}'.")
-        n = min(len(bits[column]) for bits in (mine, theirs) for column in columns)
-        return difference([mine[column][:n] for column in columns], [theirs[column][:n] for column in columns])
+        every = [record for pair in pairs for record in pair]
+        for record in every[1:]:
+            if not same_images(every[0], record):
+                raise HardsphereError(
+                    f"'{every[0]['run']}' and '{record['run']}' were judged on different images, so they cannot be "
+                    "paired."
+                )
+        outcomes = [self.outcomes(record) for record in every]
+        for record, found in zip(every, outcomes, strict=True):
+            if missing := [column for column in columns if column not in found]:
+                raise HardsphereError(f"'{missing[0]}' was not measured on '{record['run']}'.")
+        n = min(len(found[column]) for found in outcomes for column in columns)
+        firsts, seconds = ([found[column][:n] for found in outcomes[i::2] for column in columns] for i in (0, 1))
+        return difference(firsts, seconds)
+
+
+def same_images(first: Record, second: Record) -> bool:
+    """Whether two measurements were made on the same images."""
+    return all(first["result"][key] == second["result"][key] for key in ("data", "ids"))
 
 
 def slug(text: str) -> str:

@@ -120,11 +120,25 @@ RULE = (
 )
 
 
+MEANS = " A mean over frameworks is taken image by image as well; its interval, too, is over images and not trainings."
+
+
+def _rule(built: Plain) -> str:
+    return RULE + (MEANS if built["means"] else "")
+
+
 def _in_short(built: Plain) -> list[str]:
     """The columns that sum up a wide table."""
     if not _seen(built["pairs"]):
         return []
-    return ["## In short", "", RULE, "", *_difference_lines(built, built["headline"]), *bullets(built["conclusions"])]
+    return [
+        "## In short",
+        "",
+        _rule(built),
+        "",
+        *_difference_lines(built, built["headline"]),
+        *bullets(built["conclusions"]),
+    ]
 
 
 def _few(built: Plain) -> list[str]:
@@ -133,7 +147,15 @@ def _few(built: Plain) -> list[str]:
     if not _seen(built["pairs"]):
         return lines
     titles = [column["title"] for column in built["columns"] if column["measurement"] != "training"]
-    return [*lines, "## Differences", "", RULE, "", *_difference_lines(built, titles), *bullets(built["conclusions"])]
+    return [
+        *lines,
+        "## Differences",
+        "",
+        _rule(built),
+        "",
+        *_difference_lines(built, titles),
+        *bullets(built["conclusions"]),
+    ]
 
 
 def _results(built: Plain) -> list[str]:
@@ -153,10 +175,11 @@ def _difference_lines(built: Plain, titles: Sequence[str]) -> list[str]:
     columns = [built["columns"][place] for place in places]
     lines = header(["pair", *(column["title"] for column in columns), VERDICT])
     lines += [f"{each}  |" for each in _column_lines(columns)]
-    for pair in _seen(built["pairs"]):
+    for pair in _seen([*built["pairs"], *built["means"]]):
         cells = [pair["cells"][place] for place in places]
         shown = [difference(cell, column["n"]) for cell, column in zip(cells, columns, strict=True)]
-        lines.append(line([f"**{pair['title']}**", *shown, f"**{pair['verdict']}**"]))
+        verdict = f"**{pair['verdict']}**" if pair["verdict"] else ""
+        lines.append(line([f"**{pair['title']}**", *shown, verdict]))
         if _has_printed(cells):
             lines.append(line([PRINTED, *(printed(cell, "+") for cell in cells), ""]))
     return [*lines, ""]
