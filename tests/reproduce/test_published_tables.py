@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def test_a_record_names_its_commit_its_machine_and_no_place() -> None:
         assert record["environment"]["commit"]
         assert record["environment"]["device"]
         assert record["command"].startswith("hardsphere reproduce ")
+
+
+def test_the_index_names_every_page() -> None:
+    index = RESULTS / "README.md"
+    pages = {page.relative_to(RESULTS).as_posix() for page in RESULTS.rglob("*.md") if page != index}
+    assert set(re.findall(r"\]\((\S+)\)", index.read_text(encoding="utf-8"))) == pages
 
 
 def test_the_readme_repeats_the_tables() -> None:
