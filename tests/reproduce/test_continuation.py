@@ -103,8 +103,8 @@ def test_a_row_keeps_to_the_set_of_weights_that_has_most(shop: Workshop, tmp_pat
         row = store.of_one_training(plan(shop, salts).runs[0])
         assert len(row) == 2
         assert {record["weights"] == first for record in row.values()} == {wanted}
-    assert recorded(plan(shop, (0, 1)), store).complete
-    assert recorded(plan(shop, (1, 2)), store).complete
+    assert recorded(plan(shop, (0, 1)), store, {}).complete
+    assert recorded(plan(shop, (1, 2)), store, {}).complete
 
 
 def test_another_number_of_images_takes_the_place_of_what_is_missing(shop: Workshop, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_another_number_of_images_takes_the_place_of_what_is_missing(shop: Works
     store, wanted = Store(tmp_path), plan(shop, (0,))
     row = store.of_one_training(wanted.runs[0])
     assert store.outcomes(row["coin-0"])["robust"].tolist() == tossed(0)[:40].tolist()
-    assert len(recorded(wanted, store).missing) == 2  # it is shown, and still to be done
+    assert len(recorded(wanted, store, {}).missing) == 2  # it is shown, and still to be done
     one, other = (store.of_one_training(run)["coin-0"] for run in wanted.runs)
     assert store.compare([(one, other)], ["robust"]).n == 40
 

@@ -14,7 +14,7 @@ from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import evaluate
 from hardsphere.recipes import recipe
-from hardsphere.reproduce import worker
+from hardsphere.reproduce import on_record, worker
 from hardsphere.reproduce.outcomes import read_outcomes
 from hardsphere.reproduce.plan import Group, Plan, Run, merge, record_id
 from hardsphere.reproduce.store import Store
@@ -197,6 +197,10 @@ def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, mo
     swept = sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu")
     assert swept.failed == {NAMES[1]: "The loss is not finite."}
     assert [one["run"] for one in swept.records.values()] == [NAMES[0], NAMES[2]]
+    assert on_record(plan(shop), tmp_path).failed == swept.failed  # another process knows it, too
+    monkeypatch.setattr(worker, "train", good)
+    assert not sweep(plan(shop), tmp_path, clock=shop.clock, device="cpu").failed
+    assert not on_record(plan(shop), tmp_path).failed
 
 
 def test_runs_are_paired_only_on_the_same_images(shop: Workshop, tmp_path: Path) -> None:

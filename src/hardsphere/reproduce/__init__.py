@@ -37,6 +37,7 @@ from hardsphere.reproduce.sweeping import sweep as sweep
 from hardsphere.reproduce.table_page import table_page
 from hardsphere.reproduce.tables import TABLES as TABLES
 from hardsphere.reproduce.tables import Table, check_only, plan_of
+from hardsphere.reproduce.workspace import Workspace
 from hardsphere.train.loop import Reporter, Silence
 
 
@@ -104,7 +105,7 @@ def reproduce(
     asked = _Asked.of(table, scale, out, work, only, seeds, overrides, limits)
     watch = reporter or Silence()
     if render_only:
-        swept = recorded(asked.plan(), Store(asked.folder))
+        swept = recorded(asked.plan(), Store(asked.folder), Workspace(asked.work).failures())
         if table == "all":
             asked = asked.keeping([one for one in asked.entries if _has_a_row(one, asked)])
     else:
@@ -138,7 +139,7 @@ def reproduce(
 
 def on_record(plan: Plan | Path | str | Mapping[str, Any], out: Path | str) -> Swept:
     """What of a sweep's plan is recorded in a directory, by whomever."""
-    return recorded(read_plan(plan), Store(Path(out)))
+    return recorded(read_plan(plan), Store(Path(out)), Workspace(Path(out) / "work").failures())
 
 
 def outline(

@@ -33,11 +33,12 @@ class Swept:
         return not self.missing
 
 
-def recorded(plan: Plan, store: Store, failed: Mapping[str, str] | None = None) -> Swept:
-    """What a plan has on record so far."""
-    held, missing = {}, []
+def recorded(plan: Plan, store: Store, failed: Mapping[str, str]) -> Swept:
+    """What a plan has on record so far, and what of it failed when it was last tried."""
+    held, missing, names = {}, [], set()
     for run in plan.runs:
         found = store.of_one_training(run)
+        names |= {run.name, *(f"{run.name}, {one.name}" for one in run.measurements)}
         for one in run.measurements:
             record = found.get(one.name)
             if record is not None and record["id"] == record_id(run.config, one):
@@ -46,11 +47,12 @@ def recorded(plan: Plan, store: Store, failed: Mapping[str, str] | None = None) 
                 missing.append((run.name, one.name))
     for group in plan.groups:
         record = store.latest(group.id)
+        names.add(group.name)
         if record is not None:
             held[group.id] = record
         else:
             missing.append((group.name, "together"))
-    return Swept(store.out, held, tuple(missing), dict(failed or {}))
+    return Swept(store.out, held, tuple(missing), {name: failed[name] for name in failed if name in names})
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def sweep(
     state = _Sweep(plan, worker)
     state.go(begin)
     worker.store.refresh()
-    return recorded(plan, worker.store, state.failed)
+    return recorded(plan, worker.store, workspace.failures() | state.failed)
 
 
 @dataclass
@@ -185,11 +185,18 @@ class _Sweep:
             self.told = True
             return False
         except HardsphereError as reason:
-            self.failed[name] = str(reason)
-            self.say(f"{name}: {reason}")
+            self.fail(name, str(reason), str(reason))
         except RuntimeError as reason:
             # What a GPU says when its memory is full or when it fails; other runs may fit, and tables must be written.
-            self.failed[name] = f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
-            self.say(f"{name}: {traceback.format_exc()}")
+            first_line = str(reason).strip().partition("\n")[0]
+            self.fail(name, f"{type(reason).__name__}: {first_line}", traceback.format_exc())
             tidy_memory(self.worker.device)
+        else:
+            self.workspace.forget_failure(name)
         return True
+
+    def fail(self, name: str, reason: str, details: str) -> None:
+        """Say what failed, and leave a note of it for the other processes and for the pages."""
+        self.failed[name] = reason
+        self.workspace.leave_failure(name, reason)
+        self.say(f"{name}: {details}")

@@ -2,6 +2,7 @@
 
     work/<id>/              a run directory, and the ledgers of what is measured on it
     work/<id>.lock          held by the process that is at it
+    work/failed/<name>.json what could not be done when it was last tried, and why
 
 All of it may be thrown away: what is recorded (`hardsphere.reproduce.store`) needs no weights to go on from.
 """
@@ -12,7 +13,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from hardsphere.errors import HardsphereError
 from hardsphere.files import write_json, write_text
 from hardsphere.reproduce.plan import Run
+from hardsphere.reproduce.store import slug
 
 TRAINED = "trained.json"  # beside the weights of a finished training: what there is to say about it
 
@@ -65,6 +67,27 @@ class Workspace:
     def weights(self, run: Run) -> str | None:
         """The digest of the weights of a finished training, as far as they are there."""
         return str(self.note(run)["weights"]) if self.trained(run) else None
+
+    def failures(self) -> dict[str, str]:
+        """What could not be done when it was last tried, by whichever process, with the reason."""
+        notes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(self._failed.glob("*.json"))]
+        return {note["name"]: note["reason"] for note in notes}
+
+    def leave_failure(self, name: str, reason: str) -> None:
+        """Say that something could not be done."""
+        with suppress(OSError):  # perhaps for the same reason: a full disk
+            write_json(self._failure(name), {"name": name, "reason": reason})
+
+    def forget_failure(self, name: str) -> None:
+        """It could be done, this time."""
+        self._failure(name).unlink(missing_ok=True)
+
+    @property
+    def _failed(self) -> Path:
+        return self.path / "failed"
+
+    def _failure(self, name: str) -> Path:
+        return self._failed / f"{slug(name)}.json"
 
     def drop_weights(self, run: Run) -> None:
         """Keep of a run directory only what is small: configuration, environment and metrics."""
