@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from hardsphere.runtime import code_of, commit, expect_compiling
+from hardsphere.errors import HardsphereError
+from hardsphere.runtime import code_of, commit, expect_compiling, pick_device
 
 
 def test_a_copy_of_the_source_outside_a_checkout_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +39,14 @@ def test_in_a_checkout_git_is_believed(changed: str, mark: str, monkeypatch: pyt
 def test_the_code_of_a_record() -> None:
     assert code_of({"commit": "0123abcd", "source": "s1"}) == "0123abcd"
     assert code_of({"commit": None, "source": "s1"}) == "source s1"
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(HardsphereError, match=r"There is no device 'cuda:7' here: the last one is cuda:1\."):
+        pick_device("cuda:7")
 
 
 def test_the_compilers_helpers_are_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

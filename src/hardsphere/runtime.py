@@ -33,6 +33,8 @@ def pick_device(name: str | None = None) -> torch.device:
         raise HardsphereError(f"Unknown device '{name}': use cpu, cuda or cuda:0.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HardsphereError("No CUDA device can be used here: leave --device away to train on the CPU.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise HardsphereError(f"There is no device '{name}' here: the last one is cuda:{count - 1}.")
     return device
 
 
@@ -108,11 +110,17 @@ def expect_compiling(device: torch.device) -> None:
     them when it has its first kernel to make.
     """
     if device.type == "cuda":
-        threading.Thread(target=torch.zeros, args=(1,), kwargs={"device": device}).start()
+        threading.Thread(target=wake, args=(device,)).start()
     with suppress(ImportError):  # other versions of torch start them elsewhere
         from torch._inductor.async_compile import maybe_warm_pool
 
         maybe_warm_pool()
+
+
+def wake(device: torch.device) -> None:
+    """Start a device, if that can be done."""
+    with suppress(RuntimeError):  # whoever needs the device will say what is wrong with it
+        torch.zeros(1, device=device)
 
 
 def end_with(parent: int) -> None:

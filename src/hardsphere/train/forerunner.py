@@ -28,7 +28,7 @@ from hardsphere.data import Batch, DataSet
 from hardsphere.noise import Noise
 from hardsphere.objectives import Learner, Objective
 from hardsphere.objectives.standard import Standard
-from hardsphere.runtime import end_with, expect_compiling, source_hash
+from hardsphere.runtime import end_with, expect_compiling, source_hash, wake
 from hardsphere.train.averaging import Average
 from hardsphere.train.compiling import Compiler, cache_place
 from hardsphere.train.deployed import describe, rebuild
@@ -132,7 +132,7 @@ def _send(job: Job, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
 def _hand_over(job: Job, to: IO[bytes]) -> None:
     """Tell the forerunner what to do, once this process is on the device: some GPUs take one process and no other."""
     with suppress(BrokenPipeError), to:  # broken: it has failed already, and `wait` says so
-        torch.zeros(1, device=job["device"])
+        wake(torch.device(job["device"]))
         to.write(json.dumps(job).encode())
 
 
