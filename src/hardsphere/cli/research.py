@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hardsphere.cli.app import Device, command_line
 from hardsphere.cli.benching import bench_app as bench_app
+
+if TYPE_CHECKING:
+    from hardsphere.reproduce.due import Swept
 
 Budget = Annotated[
     str | None, typer.Option(help="Stop inside this time, such as 90s, 9m or 2h; the same call goes on.")
@@ -74,8 +77,7 @@ def reproduce(
         done = work(render_only=True)  # with what the others have recorded since
     for file in done.files:
         typer.echo(file.read_text())
-    missing = f" ({len(done.swept.missing)} measurements are missing: call it again)" if done.swept.missing else ""
-    typer.echo(f"Written: {', '.join(map(str, done.files))}{missing}")
+    _written(", ".join(map(str, done.files)), done.swept)
 
 
 def _limits(words: list[str]) -> dict[str, int]:
@@ -113,5 +115,9 @@ def sweep(
     if others.running:
         swept = on_record(plan, out)
     typer.echo(sweep_markdown(swept))
-    missing = f" ({len(swept.missing)} measurements are missing: call it again)" if swept.missing else ""
-    typer.echo(f"Written: {out / 'results.jsonl'}{missing}")
+    _written(str(out / "results.jsonl"), swept)
+
+
+def _written(files: str, swept: Swept) -> None:
+    """The last line: where it is, and whether there is more to do."""
+    typer.echo(f"Written: {files}" + (f" ({swept.to_go}: call it again)" if swept.missing else ""))

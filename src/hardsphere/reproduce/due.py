@@ -32,6 +32,12 @@ class Swept:
     def complete(self) -> bool:
         return not self.missing
 
+    @property
+    def to_go(self) -> str:
+        """How much is missing, in words."""
+        count = len(self.missing)
+        return f"{count} measurement{'' if count == 1 else 's'} to go"
+
 
 def recorded(plan: Plan, store: Store, failed: Mapping[str, str]) -> Swept:
     """What a plan has on record so far, and what of it failed when it was last tried."""

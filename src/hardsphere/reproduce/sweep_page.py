@@ -17,7 +17,7 @@ def sweep_markdown(swept: Swept) -> str:
     """A table per measurement."""
     parts = ["# Sweep", ""]
     if not swept.complete:
-        parts += [f"**In progress**: {len(swept.missing)} measurements to go; the same command goes on.", ""]
+        parts += [f"**In progress**: {swept.to_go}; the same command goes on.", ""]
     parts += bullets([f"{name} failed: {reason}" for name, reason in swept.failed.items()])
     by_measurement: dict[str, list[Record]] = {}
     for record in swept.records.values():
