@@ -181,7 +181,7 @@ def training_page(results: Path) -> str:
             ]
         ),
         "## First use",
-        _first_use(results, rows["wrn-34-10-512"]),
+        _first_use(results, [rows["wrn-34-10-128"], rows["wrn-34-10-512"]]),
         "## What bounds what is left",
         _profiles({title: rows[name] for name, title in _PROFILED.items()}),
         "How the cost grows with attack steps, batch and width, by which law and why, is in "
@@ -243,13 +243,14 @@ def _first_uses(results: Path) -> list[Result]:
     return [read(results, name) for name in FIRST_USES] if there else []
 
 
-def _first_use(results: Path, wide: Result) -> str:
+def _first_use(results: Path, others: Sequence[Result]) -> str:
+    """The command for it, and what the other runs of that network saw of it, perhaps with older code."""
     text = (
         "Seconds from the command to the end of the first training step, and what of it were imports, the preparation "
         "of device, data and network, and compiling; Python's own start is not in it."
     )
     kept = {True: "the cache holds other networks", False: "empty cache"}
-    rows = [(f"WRN-34-10, batch 512, {kept[wide['compile_cache_warm']]}", wide)]
+    rows = [(f"WRN-34-10, batch {one['batch']}, {kept[one['compile_cache_warm']]}", one) for one in others]
     if measured := _first_uses(results):
         cold, warm = measured
         rows = [
@@ -257,9 +258,6 @@ def _first_use(results: Path, wide: Result) -> str:
             ("WRN-34-10, batch 128, the same command again", warm),
             *rows,
         ]
-    else:
-        other = read(results, "wrn-34-10-128")
-        rows.insert(0, (f"WRN-34-10, batch 128, {kept[other['compile_cache_warm']]}", other))
     cells = [
         [name, f"{row['first_step_seconds']:.0f}", *_parts(row), f"{row['compile_seconds']:.0f}", code(row)]
         for name, row in rows
