@@ -71,6 +71,20 @@ def test_a_row_that_was_trained_again_says_so(tmp_path: Path) -> None:
     assert "those of older weights stay on record" in remark
 
 
+def test_what_alp_pairs_is_weighed(tmp_path: Path) -> None:
+    """In the last epoch, half a pairing of 0.8 is a fifth of a loss of 2, and half a pairing of 0.2 a tenth of 1."""
+    store = made_up_store(tmp_path)
+    logs = {"PGD-AT": [(9.0, 9.0), (2.0, 0.8)], "PGD-AT + HE": [(1.0, 0.2)]}
+    for record in store.lines:
+        record["config"] = to_dict(recipe("digits/alp"))
+        rows = [{"loss": loss, "pairing": pairing} for loss, pairing in logs[record["run"]]]
+        file = tmp_path / "training" / f"a-run-{record['training']}-{record['weights'][:6]}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (remark,) = Builder(MADE_UP, SCALES["smoke"], store).build()["remarks"]
+    assert "of the last epoch: 20% in PGD-AT, 10% in PGD-AT + HE." in remark
+
+
 def test_numbers_of_other_weights_do_not_stand_in_a_row(tmp_path: Path) -> None:
     store = made_up_store(tmp_path)
     newer = json.loads(json.dumps(store.lines[0]))

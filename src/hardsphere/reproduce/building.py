@@ -13,7 +13,15 @@ from statistics import mean, stdev
 from typing import Any
 
 from hardsphere.reproduce import paper
-from hardsphere.reproduce.origins import Plain, attack_origin, measurement_origin, trained_again, training_origin
+from hardsphere.reproduce.origins import (
+    Plain,
+    attack_origin,
+    measurement_origin,
+    pairing_remark,
+    pairing_share,
+    trained_again,
+    training_origin,
+)
 from hardsphere.reproduce.outcomes import Bits, Estimate, accuracy, student
 from hardsphere.reproduce.plan import record_id
 from hardsphere.reproduce.scales import Scale
@@ -273,7 +281,17 @@ class Builder:
                         found[f"{name}: {text}"] = None
                     if again := record["trained"].get("instead_of"):
                         found[trained_again(_defence(row), record["weights"], again)] = None
+            found |= dict.fromkeys(self._pairing(rows, seed))
         return list(found)
+
+    def _pairing(self, rows: Sequence[Row], seed: int) -> list[str]:
+        """How much of ALP's loss its pairing was: at scale 1, as the paper has it, a sphere leaves it little to say."""
+        shares = {}
+        for row in _distinct(rows):
+            for record in list(self.records(row, seed).values())[:1]:
+                if (share := pairing_share(record["config"], self.store.log_of(record))) is not None:
+                    shares[_defence(row)] = share
+        return [pairing_remark(shares)] if len(shares) > 1 else []
 
 
 def _distinct(rows: Sequence[Row]) -> list[Row]:

@@ -77,6 +77,23 @@ def trained_again(title: str, weights: str, earlier: Sequence[str]) -> str:
     )
 
 
+def pairing_share(config: Mapping[str, Any], log: Sequence[Record]) -> float | None:
+    """The share of ALP's pairing term in the training loss of the last epoch; none for other frameworks."""
+    if not log or "pairing" not in log[-1]:
+        return None
+    return float(config["objective"]["weight"] * log[-1]["pairing"] / log[-1]["loss"])
+
+
+def pairing_remark(shares: Mapping[str, float]) -> str:
+    """What the rows of ALP differ in besides their heads."""
+    said = ", ".join(f"{share:.0%} in {title}" for title, share in shares.items())
+    return (
+        "ALP's pairing term, which is taken at scale 1 as in the paper, made up so much of the training loss of the "
+        f"last epoch: {said}. So the heads are not all that these trainings differ in: the less it weighs, the closer "
+        "ALP is to training on clean and adversarial images half and half."
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Measurements
 # ---------------------------------------------------------------------------------------------------------------------

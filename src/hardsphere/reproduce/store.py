@@ -81,6 +81,11 @@ class Store:
         """Keep the log of a training, which is small, where its weights are not kept."""
         write_text(self.out / "training" / f"{slug(run.name)}-{run.id}-{weights[:6]}.jsonl", metrics)
 
+    def log_of(self, record: Record) -> list[Record]:
+        """The epochs of the training behind a record; none if its log is not here."""
+        files = sorted((self.out / "training").glob(f"*-{record['training']}-{record['weights'][:6]}.jsonl"))
+        return [json.loads(line) for line in files[0].read_text(encoding="utf-8").splitlines()] if files else []
+
     @contextmanager
     def locked(self) -> Iterator[IO[bytes]]:
         """The file, while no other process writes into the directory."""
