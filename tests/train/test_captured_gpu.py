@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +13,17 @@ import pytest
 import torch
 
 from hardsphere.attacks.base import attacking
-from hardsphere.data import Augment, load, train_loader
+from hardsphere.data import Augment, Batch, load, train_loader
 from hardsphere.noise import Noise
 from hardsphere.recipes import recipe
+from hardsphere.runtime import exact_float32
 from hardsphere.shadow import ALIKE, Shadow, departure
 from hardsphere.train import train
-from hardsphere.train.averaging import _move, _move_in_one_pass
+from hardsphere.train.averaging import _move, _move_in_one_pass, make_average
 from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model
 from hardsphere.train.loop import Silence
+from hardsphere.train.step import Stepper
 from hardsphere.train.tensors import read_tensors
 
 pytestmark = [
@@ -32,8 +37,15 @@ class Listener(Silence):
     """Nothing may be said of functions that do not compile, alone or ahead, or of a network that has no shadow."""
 
     def say(self, text: str) -> None:
-        assert "slower" not in text, text
-        assert "longer" not in text, text
+        listening(text)
+
+
+def listening(text: str) -> None:
+    assert "slower" not in text, text
+    assert "longer" not in text, text
+
+
+SHORT = {"epochs": "2", "model": "cnn-8", "batch": "64", "attack.steps": "3", "precision": "float32", "lr": "0.02"}
 
 
 def refusing(text: str) -> None:
@@ -41,8 +53,7 @@ def refusing(text: str) -> None:
 
 
 def run(path: Path, name: str, compile: bool, **changes: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    short = {"epochs": "2", "model": "cnn-8", "batch": "64", "attack.steps": "3", "precision": "float32", "lr": "0.02"}
-    train(recipe(name, short | changes), path, compile=compile, device="cuda", reporter=Listener())
+    train(recipe(name, SHORT | changes), path, compile=compile, device="cuda", reporter=Listener())
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return rows, read_tensors(path / "checkpoints" / "last" / "state.safetensors")[0]
 
@@ -54,12 +65,67 @@ def test_the_update_is_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(list((tmp_path / "cache" / "hardsphere").iterdir())) == 1
 
 
-# Sign steps make training chaotic: on a CPU, a relative change of 1e-6 in the first weights changes the loss of the
-# second epoch of PGD-AT+HE by 1.6 %. Other kernels round differently, so no more than this can be asked of the losses.
-CHAOS = 0.04
+FRAMEWORKS = ["standard", "pgd-he", "alp-he", "trades-mhe", "free-he", "fast"]
+
+# How far the update of one step may lie from its slow twin's, relative to its length. On a CPU, a relative change of
+# 1e-6 in all weights moves it by 1e-5 at most in float32, and by up to 0.13 in bf16, which loses the signs of small
+# gradients; what is compiled there lies within 3e-6 and 0.16. An update that has nothing to do with it lies at 1.4.
+ONE_STEP = {"float32": 0.01, "bf16": 0.5}
 
 
-@pytest.mark.parametrize("name", ["standard", "pgd-he", "alp-he", "trades-mhe", "free-he", "fast"])
+@pytest.mark.parametrize("precision", ONE_STEP)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_replayed_step_moves_the_weights_as_a_plain_one_does(name: str, precision: str) -> None:
+    """From the same weights on the same batch, after enough steps that one is recorded."""
+    config, data = recipe(f"digits/{name}", SHORT | {"precision": precision}), load("digits")
+    assert data.train is not None
+    device = torch.device("cuda")
+    loader = train_loader(data.train, config.batch, device)
+    batches = list(itertools.islice(loader.epoch(0), 7))
+    model = build_model(config, data).to(device).to(memory_format=torch.channels_last).train()
+    with exact_float32():
+        fast = Stepper(config, model, make_average(config, model), device, len(loader), fast=True, say=listening)
+        for index, batch in enumerate(batches[:-1]):
+            fast.step(batch, 0, index)
+        assert fast.captured is not None
+        assert fast.captured.graphs
+        forget_momenta(fast)
+        plain = plain_twin(fast)
+        moved, expected = (update_of(stepper, batches[-1]) for stepper in (fast, plain))
+    assert (moved - expected).norm() <= ONE_STEP[precision] * expected.norm()
+
+
+def forget_momenta(stepper: Stepper) -> None:
+    """So that an update is of its own batch alone."""
+    for momentum in stepper.momenta().values():
+        momentum.zero_()
+
+
+def plain_twin(fast: Stepper) -> Stepper:
+    """A stepper that is where another one is, and goes on without compiled pieces."""
+    model = copy.deepcopy(fast.model)
+    batches = fast.updates_per_epoch // fast.updates_per_batch
+    twin = Stepper(fast.config, model, make_average(fast.config, model), fast.device, batches)
+    twin.updates = fast.updates
+    twin.state = {name: value.clone() for name, value in fast.state.items()}
+    return twin
+
+
+def update_of(stepper: Stepper, batch: Batch) -> torch.Tensor:
+    """How the parameters move in one step."""
+    before = [parameter.detach().clone() for parameter in stepper.model.parameters()]
+    stepper.step(replace(batch), 0, 6)
+    after = stepper.model.parameters()
+    return torch.cat([(new.detach() - old).flatten().double() for old, new in zip(before, after, strict=True)])
+
+
+# Sign steps make training chaotic: on a CPU, a relative change of 1e-6 in the first weights changes the losses of the
+# first two epochs of TRADES + m-HE by 1.9 % in the square mean over 40 runs, and by 4.5 % at most. Other kernels round
+# differently, so no more than this can be asked of whole epochs; single steps are held to much less above.
+CHAOS = 0.08
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_captured_training_follows_plain_training(name: str, tmp_path: Path) -> None:
     """Same data, same noise, other kernels."""
     extra = {"ema.decay": "0.9"} if name == "pgd-he" else {}
@@ -92,7 +158,7 @@ def test_captured_training_in_bf16_follows_plain_training(name: str, tmp_path: P
     """The attack runs on the shadow, with its weights cast once a step and BatchNorm folded."""
     rows = [run(tmp_path / str(fast), f"digits/{name}", compile=fast, precision="bf16")[0] for fast in (False, True)]
     for one, other in zip(*rows, strict=True):
-        assert other["loss"] == pytest.approx(one["loss"], rel=2 * CHAOS)
+        assert other["loss"] == pytest.approx(one["loss"], rel=CHAOS)
 
 
 def test_the_shadow_answers_like_the_model() -> None:
