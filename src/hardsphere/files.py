@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hardsphere.errors import HardsphereError
+
 
 @contextmanager
 def appearing(target: Path, sync: bool = True) -> Iterator[Path]:
@@ -39,6 +41,26 @@ def write_text(file: Path, text: str) -> None:
 def write_json(file: Path, content: Any) -> None:
     """Replace a JSON file atomically."""
     write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; one sentence if it is damaged."""
+    return _object(file.read_text(encoding="utf-8", errors="replace"), file)
+
+
+def read_objects(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file, each of them an object in JSON."""
+    return [_object(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+
+
+def _object(text: str, file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise HardsphereError(f"'{file}' is damaged: it does not hold what was written there.")
+    return found
 
 
 def _sync(path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from made_up import MADE_UP, PGD, ROBUST, made_up_store
 
 from hardsphere.config import to_dict
+from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.statistics import paired_difference
 from hardsphere.recipes import recipe
 from hardsphere.reproduce import tables
@@ -83,6 +84,9 @@ def test_what_alp_pairs_is_weighed(tmp_path: Path) -> None:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (remark,) = Builder(MADE_UP, SCALES["smoke"], store).build()["remarks"]
     assert "of the last epoch: 20% in PGD-AT, 10% in PGD-AT + HE." in remark
+    file.write_text("{")
+    with pytest.raises(HardsphereError, match="is damaged"):
+        Builder(MADE_UP, SCALES["smoke"], store).build()
 
 
 def test_numbers_of_other_weights_do_not_stand_in_a_row(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hardsphere.errors import HardsphereError
 from hardsphere.recipes import recipe
 from hardsphere.reproduce.plan import Run
-from hardsphere.reproduce.workspace import Workspace, claimed
+from hardsphere.reproduce.workspace import TRAINED, Workspace, claimed
 
 RUN = Run("digits/pgd", recipe("digits/pgd"), ())
 
@@ -54,3 +54,14 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         Workspace(tmp_path / "file" / "work").prepare()
     with pytest.raises(HardsphereError, match="cannot be written"), claimed(tmp_path / "file" / "a.lock"):
         pass
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\x00"])
+def test_a_damaged_note_is_one_sentence(place: Workspace, text: str) -> None:
+    place.leave_note(RUN, {"weights": "w"})
+    place.leave_failure("a run", "no memory")
+    assert place.failures() == {"a run": "no memory"}
+    for file in (place.of(RUN) / TRAINED, place.path / "failed" / "a-run.json"):
+        file.write_text(text)
+        with pytest.raises(HardsphereError, match=f"'{file}' is damaged"):
+            place.note(RUN) if file.name == TRAINED else place.failures()

@@ -139,7 +139,7 @@ def reproduce(
 
 def on_record(plan: Plan | Path | str | Mapping[str, Any], out: Path | str) -> Swept:
     """What of a sweep's plan is recorded in a directory, by whomever."""
-    return recorded(read_plan(plan), Store(Path(out)), Workspace(Path(out) / "work").failures())
+    return recorded(read_plan(plan), Store(Path(out)), Workspace.of_results(out).failures())
 
 
 def outline(
@@ -186,8 +186,8 @@ class _Asked:
         entries = tuple(ENTRIES.values()) if table == "all" else tuple(entry_named(one) for one in table.split(","))
         check_only(entries, size, only)
         folder = Path(out) if out is not None else Path("results") / scale
-        workspace = Path(work) if work is not None else folder / "work"
-        return cls(entries, size, folder, workspace, tuple(only), tuple(seeds), overrides or {})
+        workspace = Workspace.of_results(folder, work)
+        return cls(entries, size, folder, workspace.path, tuple(only), tuple(seeds), overrides or {})
 
     def keeping(self, entries: Sequence[Table | Analysis]) -> _Asked:
         return replace(self, entries=tuple(entries))

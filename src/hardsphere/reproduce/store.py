@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hardsphere.errors import HardsphereError
-from hardsphere.files import write_text
+from hardsphere.files import read_objects, write_text
 from hardsphere.reproduce.measures import Measurement
 from hardsphere.reproduce.outcomes import Bits, Estimate, difference, read_outcomes, write_outcomes
 from hardsphere.reproduce.plan import Run, family_id, record_id
@@ -84,7 +84,7 @@ class Store:
     def log_of(self, record: Record) -> list[Record]:
         """The epochs of the training behind a record; none if its log is not here."""
         files = sorted((self.out / "training").glob(f"*-{record['training']}-{record['weights'][:6]}.jsonl"))
-        return [json.loads(line) for line in files[0].read_text(encoding="utf-8").splitlines()] if files else []
+        return read_objects(files[0]) if files else []
 
     @contextmanager
     def locked(self) -> Iterator[IO[bytes]]:

@@ -73,7 +73,7 @@ def sweep(
     plan = read_plan(plan)
     time_left = Budget.of(seconds(budget), clock)
     chosen = pick_device(device)
-    workspace = Workspace(Path(work) if work is not None else Path(out) / "work")
+    workspace = Workspace.of_results(out, work)
     worker = Worker(
         Store(Path(out)),
         workspace,

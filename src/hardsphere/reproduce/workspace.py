@@ -10,7 +10,6 @@ All of it may be thrown away: what is recorded (`hardsphere.reproduce.store`) ne
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hardsphere.errors import HardsphereError
-from hardsphere.files import write_json, write_text
+from hardsphere.files import read_object, write_json, write_text
 from hardsphere.reproduce.plan import Run
 from hardsphere.reproduce.store import slug
 
@@ -31,6 +30,11 @@ class Workspace:
     """A directory of run directories."""
 
     path: Path
+
+    @classmethod
+    def of_results(cls, out: Path | str, work: Path | str | None = None) -> Workspace:
+        """The place that is named, or the one beside the results."""
+        return cls(Path(work) if work is not None else Path(out) / "work")
 
     def prepare(self) -> None:
         """Make it, invisible to git: weights and ledgers are no results."""
@@ -57,8 +61,7 @@ class Workspace:
 
     def note(self, run: Run) -> dict[str, Any]:
         """What there is to say about a finished training."""
-        found: dict[str, Any] = json.loads((self.of(run) / TRAINED).read_text(encoding="utf-8"))
-        return found
+        return read_object(self.of(run) / TRAINED)
 
     def leave_note(self, run: Run, facts: Mapping[str, Any]) -> None:
         """Say that a training is finished, last of all."""
@@ -70,8 +73,8 @@ class Workspace:
 
     def failures(self) -> dict[str, str]:
         """What could not be done when it was last tried, by whichever process, with the reason."""
-        notes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(self._failed.glob("*.json"))]
-        return {note["name"]: note["reason"] for note in notes}
+        notes = map(read_object, sorted(self._failed.glob("*.json")))
+        return {str(note.get("name")): str(note.get("reason")) for note in notes}
 
     def leave_failure(self, name: str, reason: str) -> None:
         """Say that something could not be done."""
