@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -70,9 +71,20 @@ def test_a_mistake_is_one_sentence(
 def test_rendering_needs_neither_data_nor_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["table3", "--scale", "small", "--render", "--out", str(tmp_path / "out")]
+    out = tmp_path / "out"
+    shutil.copytree(Path(__file__).parent / "earlier", out)  # of another scale
+    words = ["table3", "--scale", "small", "--render", "--out", str(out)]
     code, shown, _ = invoke(words, monkeypatch, capsys)
     assert code == 0
     assert "# Table 3. FastAT and FreeAT with HE and m-HE on CIFAR-10, scale small" in shown
     assert "Not begun: FastAT; FastAT + HE; FastAT + m-HE; FreeAT; FreeAT + HE; FreeAT + m-HE" in shown
-    assert not (tmp_path / "out" / "work").exists()
+    assert not (out / "work").exists()
+
+
+def test_a_folder_without_records_is_not_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = invoke(["table3", "--render", "--out", str(tmp_path / "mistyped")], monkeypatch, capsys)
+    assert code == 2
+    assert "holds no recorded results" in error
+    assert list(tmp_path.iterdir()) == []

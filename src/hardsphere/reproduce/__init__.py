@@ -105,7 +105,7 @@ def reproduce(
     asked = _Asked.of(table, scale, out, work, only, seeds, overrides, limits)
     watch = reporter or Silence()
     if render_only:
-        swept = recorded(asked.plan(), Store(asked.folder), Workspace(asked.work).failures())
+        swept = recorded(asked.plan(), asked.records(), Workspace(asked.work).failures())
         if table == "all":
             asked = asked.keeping([one for one in asked.entries if _has_a_row(one, asked)])
     else:
@@ -188,6 +188,13 @@ class _Asked:
         folder = Path(out) if out is not None else Path("results") / scale
         workspace = Workspace.of_results(folder, work)
         return cls(entries, size, folder, workspace.path, tuple(only), tuple(seeds), overrides or {})
+
+    def records(self) -> Store:
+        """What is recorded, or at least begun; a folder that knows of nothing was hardly meant."""
+        store = Store(self.folder)
+        if not store.lines and not self.work.is_dir():
+            raise HardsphereError(f"The folder '{self.folder}' holds no recorded results to render.")
+        return store
 
     def keeping(self, entries: Sequence[Table | Analysis]) -> _Asked:
         return replace(self, entries=tuple(entries))
