@@ -43,6 +43,10 @@ class Ball:
         if self.norm not in NORMS:
             known = ", ".join(NORMS)
             raise HardsphereError(f"Unknown norm '{self.norm}': use one of {known}.{nearest(self.norm, NORMS)}")
+        try:
+            object.__setattr__(self, "eps", float(self.eps))  # of numpy or torch, it would not go into a ledger
+        except (TypeError, ValueError):
+            raise HardsphereError(f"eps is '{self.eps}', but a ball needs a number, such as 8 / 255.") from None
         if not 0 < self.eps < float("inf"):
             raise HardsphereError(f"eps is {self.eps}, but a ball needs a finite radius above 0, such as 8/255.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,17 @@ def test_a_drawn_frost_is_never_mixed_into_a_mean(
     text = card_markdown(found.card)
     assert "frost (stand-in)" in text
     assert "mCA (14, without frost)" in text
+
+
+def test_another_set_at_the_same_place_is_another_evaluation(model: nn.Module, source: Images, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / "set", ignore_errors=True)
+        write_cifar(source.pixels, source.labels, tmp_path / "set", seed=seed, names=SOME)
+        if seed == 0:
+            for _ in range(2):
+                evaluate_corruptions(model, source, tmp_path / "set", out=tmp_path / "out").ledger.close()
+    with pytest.raises(HardsphereError, match="holds another evaluation"):
+        evaluate_corruptions(model, source, tmp_path / "set", out=tmp_path / "out")
 
 
 def test_an_interrupted_evaluation_goes_on(model: nn.Module, source: Images, tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_a_run_can_be_measured_at_other_radii_and_on_other_data(run, tmp_path):
     assert len(result.card["results"][0]["classes"]) == 10
 
 
+def test_the_papers_radius_is_one_of_its_norm(run, tmp_path):
+    config = recipe("digits/pgd-he", {"epochs": "1", "model": "cnn-2", "attack.norm": "l2", "attack.eps": "1.0"})
+    path = train(config, tmp_path / "l2").path
+    assert resolve(path).balls == (Ball("l2", 1.0),)
+    assert resolve(path, suite="paper").balls == (Ball("linf", 0.031),)
+    assert resolve(path, suite="paper", eps="0.5").balls == (Ball("l2", 0.5),)
+    for target in (path, run):
+        with pytest.raises(HardsphereError, match="radius of its own in linf only: add --eps for l2"):
+            resolve(target, suite="paper", norm="l2")
+
+
 def test_a_run_under_the_paper_suite_takes_the_papers_radius(run):
     assert resolve(run, suite="paper").balls == (Ball("linf", 0.031),)
     assert resolve(run, suite="paper", eps=0.2).balls == (Ball("linf", 0.2),)

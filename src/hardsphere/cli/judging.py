@@ -19,7 +19,7 @@ Images = Annotated[
     str | None,
     typer.Option("--data", help="digits, cifar10:DIR, cifar100:DIR, folder:DIR or FILE.npz; the run's own by default."),
 ]
-Norm = Annotated[str | None, typer.Option(help="linf, l2 or l1; the run's own by default.")]
+Norm = Annotated[str | None, typer.Option(help="linf, l2 or l1; by default that of the radius.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")]
 Weights = Annotated[Path | None, typer.Option(help="A file of weights for the network; no pickle is executed.")]
 Network = Annotated[str | None, typer.Option("--model", help="The network that a file of weights belongs to.")]
@@ -31,7 +31,10 @@ def evaluate(
     suite: Annotated[str, typer.Option(help="quick, paper, standard, blackbox, full, or corruptions.")] = "standard",
     data: Images = None,
     eps: Annotated[
-        str | None, typer.Option(help="Radius, or several for a curve: 2/255,4/255; the run's own by default.")
+        str | None,
+        typer.Option(
+            help="Radius, or several for a curve: 2/255,4/255; by default the suite's (paper), else the run's own."
+        ),
     ] = None,
     norm: Norm = None,
     limit: Limit = None,

@@ -8,6 +8,7 @@ of model and data, ball) is written into the file first: rows of another evaluat
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +20,9 @@ from typing import Any
 from hardsphere.errors import HardsphereError
 
 FORMAT = 1
+
+COMPLETE = "complete"
+"""The note that an evaluation went to its end; what was not attacked yet looks robust."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS identity (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -225,8 +229,18 @@ class Ledger:
         right, n = self._db.execute("SELECT TOTAL(label = predicted), COUNT(*) FROM samples").fetchone()
         return float(right) / max(int(n), 1)
 
+    def radius(self, eps: float) -> float:
+        """The radius of the evaluation that is meant; one sentence if it has none such: nothing broke samples there."""
+        known: list[float] = self.identity.get("eps") or [eps]
+        found = [one for one in known if math.isclose(one, eps, rel_tol=1e-6)]
+        if not found:
+            there = ", ".join(f"{one:g}" for one in known)
+            raise HardsphereError(f"Nothing was evaluated at eps {eps:g}: the evaluation is of eps {there}.")
+        return found[0]
+
     def robust(self, eps: float) -> set[int]:
         """The samples right on the clean image and broken by no attack at this radius."""
+        eps = self.radius(eps)
         query = """SELECT sample FROM samples WHERE label = predicted AND sample NOT IN (
             SELECT sample FROM outcomes WHERE eps = ? AND outcome = 'broken')"""
         return {sample for (sample,) in self._db.execute(query, (eps,))}
@@ -243,7 +257,7 @@ class Ledger:
             before: the attacks of a cascade whose broken samples count as broken here as well.
             limit: count the first so many samples of the data only.
         """
-        names = [attack, *before]
+        names, eps = [attack, *before], self.radius(eps)
         query = f"""
             WITH counted AS (SELECT sample, label = predicted AS correct FROM samples WHERE position < ?), fallen AS (
                 SELECT DISTINCT sample FROM outcomes
@@ -259,7 +273,8 @@ class Ledger:
 
     def images(self, eps: float) -> list[tuple[int, str, bytes]]:
         """(sample, attack, float32 pixels) of the broken images that were kept."""
-        return list(self._db.execute("SELECT sample, attack, pixels FROM images WHERE eps = ? ORDER BY sample", (eps,)))
+        query = "SELECT sample, attack, pixels FROM images WHERE eps = ? ORDER BY sample"
+        return list(self._db.execute(query, (self.radius(eps),)))
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
@@ -290,7 +305,10 @@ class _Transaction:
         self.db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.db.execute("COMMIT" if kind is None else "ROLLBACK")
+        if kind is None:
+            self.db.execute("COMMIT")
+        elif self.db.in_transaction:  # on a full disk SQLite has rolled back by itself
+            self.db.execute("ROLLBACK")
 
 
 def open_ledger(path: Path) -> Ledger:
@@ -323,6 +341,9 @@ def merge(ledgers: Sequence[Path | Ledger], path: Path | None = None) -> Ledger:
         present = sorted((identity.get("shard") or [0, 1])[0] for identity in identities)
         if present != list(range(count)):
             raise HardsphereError(f"The evaluation has {count} shards, but {[i + 1 for i in present]} were given.")
+        for shard, _ in shards:
+            if not shard.noted(COMPLETE, False):
+                raise HardsphereError(f"The evaluation in {shard.path} was interrupted: finish it before merging.")
         merged = Ledger(path)
         merged.claim({**{key: value for key, value in whole.items() if key != "format"}, "shard": None})
         with merged._transaction():

@@ -24,7 +24,7 @@ from hardsphere.evaluate import witness
 from hardsphere.evaluate.card import make_card
 from hardsphere.evaluate.clock import Clock, Progress
 from hardsphere.evaluate.images import save_images as write_images
-from hardsphere.evaluate.ledger import Ledger, Outcome, Row, Sample, ledger_in
+from hardsphere.evaluate.ledger import COMPLETE, Ledger, Outcome, Row, Sample, ledger_in
 from hardsphere.evaluate.samples import Samples, gather
 from hardsphere.evaluate.striking import Striker, chunks, guide_positions
 from hardsphere.evaluate.suites import CARRIED, Entry, Suite, as_suite
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from hardsphere.data import Source
 
 DEFAULT_BATCH = 256
+
+_ANSWERS = 8  # images that a model is known by again
 
 
 @dataclass(repr=False)
@@ -80,7 +82,12 @@ class Evaluation:
 
     def survivors(self, ball: Ball | None = None) -> set[int]:
         """The ids of the samples that no attack broke."""
-        return self.ledger.robust((ball or self.balls[-1]).eps)
+        return self.ledger.robust(self._known(ball or self.balls[-1]).eps)
+
+    def _known(self, ball: Ball) -> Ball:
+        if ball.norm != self.balls[0].norm:
+            raise HardsphereError(f"Nothing was evaluated in {ball.norm}: the evaluation is of {self.balls[0].norm}.")
+        return ball
 
 
 def evaluate(
@@ -132,7 +139,7 @@ def evaluate(
             float32.
         about: what the card tells beside the numbers: ``target``, ``data``, ``selection``, ``command``.
     """
-    suite = as_suite(suite)
+    suite, seed = as_suite(suite), int(seed)
     balls = _balls(ball, suite)
     _check_arguments(batch, eot, shard)
     samples = gather(x, y, ids, class_names, limit)
@@ -222,6 +229,8 @@ class _Run:
     def go(self, ledger: Ledger) -> None:
         """Everything that is not in the ledger yet."""
         self._introduce()
+        if not self.striker.random:
+            recognise(ledger, self.model, self.samples, self.device)
         ledger.note("shape", list(self.striker.images(self.positions[:1]).shape[1:]))
         ledger.note("order", [CARRIED, *(entry.name for entry in self.suite.entries)])
         self._clean(ledger)
@@ -231,6 +240,7 @@ class _Run:
             if self.suite.cascade and (index == 0 or stages[index - 1][0] != ball):
                 self._carry(ledger, ball)
             self._attack(ledger, ball, entry, stages[index + 1 :])
+        ledger.note(COMPLETE, True)
 
     def _introduce(self) -> None:
         """The number of classes, and whether labels and model agree on it."""
@@ -330,6 +340,19 @@ class _Run:
     def _tell(self, attack: str, ball: Ball | None, done: int, total: int, bound: float, left: float | None) -> None:
         if self.progress is not None:
             self.progress(Progress(attack, ball, done, total, bound, self.clock.elapsed(), left))
+
+
+def recognise(ledger: Ledger, model: nn.Module, samples: Samples, device: torch.device) -> None:
+    """Refuse to go on with the evaluation of another model: a digest does not see all that a function depends on."""
+    x = samples.images(range(min(_ANSWERS, len(samples))), device)
+    answers, earlier = witness.one_by_one(model, x).cpu(), ledger.noted("answers")
+    if earlier is None:
+        ledger.note("answers", answers.tolist())
+    elif witness.differ(answers, torch.tensor(earlier)):
+        raise HardsphereError(
+            f"{ledger.path} holds the evaluation of another model, whose answers on the same images are others: "
+            "choose another output directory or delete that one."
+        )
 
 
 def _remark(remarks: list[str], entry: Entry, run: _Run) -> bool:

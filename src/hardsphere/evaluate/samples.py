@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +97,10 @@ def gather(
     """Tensors or a source as `Samples`, the first ``limit`` of them, checked; one sentence if they cannot be used."""
     if limit is not None and limit < 1:
         raise HardsphereError(f"The limit is {limit}, but an evaluation needs at least one image.")
-    samples = _from_tensors(x, y, ids, limit) if isinstance(x, Tensor) else _from_source(x, y, ids, limit)
+    if isinstance(x, Tensor | np.ndarray):
+        samples: Samples = _from_tensors(as_tensor(x, "images"), as_tensor(y, "labels"), as_tensor(ids, "ids"), limit)
+    else:
+        samples = _from_source(x, y, ids, limit)
     if class_names is not None:
         samples.class_names = tuple(class_names)
     if len(set(samples.ids.tolist())) < len(samples):
@@ -106,11 +110,21 @@ def gather(
     return samples
 
 
+def as_tensor(values: Any, what: str) -> Any:
+    """Arrays and lists of numbers as tensors; a tensor, a data source or nothing as it is."""
+    if not isinstance(values, np.ndarray | list | tuple):
+        return values
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise HardsphereError(f"The {what} are a {type(values).__name__} that is no array of numbers.") from None
+
+
 def _from_source(source: Source, y: Tensor | None, ids: Tensor | None, limit: int | None) -> SourceSamples:
-    if y is not None or ids is not None:
-        raise HardsphereError("A data source brings its own labels and ids: leave y and ids out.")
     if not hasattr(source, "subset"):
         raise HardsphereError(f"The images are a {type(source).__name__}, but must be a float tensor or a data source.")
+    if y is not None or ids is not None:
+        raise HardsphereError("A data source brings its own labels and ids: leave y and ids out.")
     if limit is not None and limit < len(source):
         source = source.subset(range(limit))
     return SourceSamples(source)

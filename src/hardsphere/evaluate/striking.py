@@ -8,6 +8,7 @@ confirmed by `hardsphere.evaluate.witness`, and in both the outcome is a functio
 from __future__ import annotations
 
 import importlib
+import inspect
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
@@ -69,20 +70,31 @@ class Striker:
         self.attacked = averaged(self.counted, self.eot)
         self.size = self.batch
         self.remarks: list[str] = []
-        self.half = self._stand_in() if self.fast and self.eot == 1 else None
+        self.random = self._answers_differ()
+        self.half = self._stand_in() if self.fast and self.eot == 1 and not self.random else None
         self.fast = self.half is not None
         self.crafting = "bf16 and TF32, confirmed in float32" if self.fast else "float32"
 
+    def _answers_differ(self) -> bool:
+        """Whether the model answers the same question twice in two ways; then a remark says what that means."""
+        x = self._few()
+        witness.introduce(self.model, x[:1])
+        first, second = witness.one_by_one(self.model, x), witness.one_by_one(self.model, x)
+        if torch.equal(first.nan_to_num(), second.nan_to_num()):
+            return False
+        advice = "read the worst case" if self.eot > 1 else "read the worst case, and set eot"
+        self.remarks.append(
+            "The model's answers are random: an image counts by a single draw, images were crafted in float32, and "
+            f"the accuracy under a single attack says little ({advice})."
+        )
+        return True
+
+    def _few(self) -> Tensor:
+        return self.images(range(min(4, len(self.samples))))
+
     def _stand_in(self) -> nn.Module | None:
         """The model in half precision; none, and a remark why, where that cannot stand in for the model."""
-        x = self.images(range(min(4, len(self.samples))))
-        witness.introduce(self.model, x)
-        with torch.no_grad():
-            repeats = torch.equal(self.model(x), self.model(x))
-        if not repeats:
-            self.remarks.append("The model's answers are random, so images were crafted in float32, not replayed.")
-            return None
-        half = stand_in(self.model, x)
+        half = stand_in(self.model, self._few())
         if not isinstance(half, str):
             return half
         self.remarks.append(f"Images were crafted in float32, since half precision does not suit the model: {half}.")
@@ -117,8 +129,8 @@ class Striker:
             proposal = attack(x, y, noise)
         judged = witness.confirm(self.judge, x, y, proposal.x_adv, ball, entry.outside)
         stop = proposal.stop
-        if self.fast:
-            judged, stop = self._without_doubt(attack, entry, ball, (x, y, noise), judged, stop)
+        if self.fast or self.random:
+            judged, stop = self._without_doubt(entry, ball, (x, y, noise), judged, stop)
         share = 1 / len(part)
         costs = (self.counted.forwards * share, self.counted.backwards * share, (time.perf_counter() - begin) * share)
         return [
@@ -130,20 +142,22 @@ class Striker:
 
     def _without_doubt(
         self,
-        attack: Callable[..., AttackResult],
         entry: Entry,
         ball: Ball,
         batch: tuple[Tensor, Tensor, Noise],
         judged: tuple[Tensor, Tensor, Tensor, Tensor],
         stop: list[Stop],
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], list[Stop]]:
-        """An attack that stopped for a success that is none in float32 works on that sample again, in float32."""
+        """An attack that stopped for a success that is none, in float32 or in another draw, works on that sample again.
+
+        In float32; and on a random model to its last step, since it would only stop for the next piece of luck.
+        """
         claimed = torch.tensor([why is Stop.BROKEN for why in stop], device=self.device)
         rows = (claimed & ~judged[0]).nonzero().squeeze(1)
         if len(rows) == 0 or entry.outside == "filter":
             return judged, stop
         x, y, noise = batch[0][rows], batch[1][rows], batch[2][rows]
-        proposal = attack(x, y, noise)
+        proposal = self._bind(entry, ball, to_the_end=self.random)(x, y, noise)
         again = witness.confirm(self.judge, x, y, proposal.x_adv, ball, entry.outside)
         for old, new in zip(judged, again, strict=True):
             old[rows] = new
@@ -257,11 +271,15 @@ class Striker:
     def labels(self, positions: Sequence[int]) -> Tensor:
         return self.samples.labels[torch.as_tensor(positions)].to(self.device)
 
-    def _bind(self, entry: Entry, ball: Ball) -> Callable[[Tensor, Tensor, Noise], AttackResult]:
-        """The entry's attack with everything but the batch filled in."""
+    def _bind(
+        self, entry: Entry, ball: Ball, to_the_end: bool = False
+    ) -> Callable[[Tensor, Tensor, Noise], AttackResult]:
+        """The entry's attack with everything but the batch filled in; to its last step if it can go on so far."""
         function = attack_function(entry)
         model = view(self.attacked, entry.view)
         options = self._options(entry, ball)
+        if to_the_end and "keep" in inspect.signature(function).parameters:
+            options["keep"] = "last"
         return lambda x, y, noise: function(model, x, y, ball, noise=noise, **options)
 
     def _options(self, entry: Entry, ball: Ball) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def resolve(
         raise HardsphereError(f"'{text}' does not say what radius to evaluate at: add --eps, such as 8/255.")
     if norm is None and suite.eps is None:
         raise HardsphereError(f"'{text}' does not say in which norm to evaluate: add --norm, such as linf.")
-    balls = _balls(eps if eps is not None else cast(float, suite.eps), norm or "linf")
+    balls = _balls_of(suite, eps, norm, None)
     model = _foreign(text, images, weights, network, mean, std)
     about = {
         "target": text,
@@ -184,9 +184,7 @@ def _ours(
         raise HardsphereError(
             f"'{path}' knows {len(deployed.class_names)} classes, but the data has {len(images.class_names)}."
         )
-    own = as_suite(suite).eps if eps is None else None
-    radius = eps if eps is not None else own if own is not None else deployed.ball.eps
-    balls = _balls(radius, norm or deployed.ball.norm)
+    balls = _balls_of(as_suite(suite), eps, norm, deployed.ball)
     about = {"target": str(path), "data": f"{data or deployed.data_name} test", "selection": deployed.selection}
     return Job(deployed.model, images.test, balls, deployed.class_names, about)
 
@@ -197,6 +195,20 @@ def _data(text: str, size: int | None = None) -> DataSet:
     name, directory = parse_source(text)
     options: dict[str, Any] = {"size": size} if size is not None and name == "folder" else {}
     return load(name, directory, **options)
+
+
+def _balls_of(
+    suite: Suite, eps: str | float | Sequence[float] | None, norm: str | None, own: Ball | None
+) -> tuple[Ball, ...]:
+    """What was asked for, else what the suite is defined at, else what the model was trained for."""
+    if eps is None and suite.eps is not None:
+        if norm not in (None, "linf"):
+            raise HardsphereError(
+                f"The suite '{suite.name}' has a radius of its own in linf only: add --eps for {norm}."
+            )
+        return _balls(suite.eps, "linf")
+    radius, usual = (own.eps, own.norm) if own is not None else (None, "linf")
+    return _balls(eps if eps is not None else cast(float, radius), norm or usual)
 
 
 def _balls(eps: str | float | Sequence[float], norm: str) -> tuple[Ball, ...]:

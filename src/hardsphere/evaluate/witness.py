@@ -124,8 +124,14 @@ def answer(model: nn.Module, x: Tensor) -> Tensor:
     return logits.float()
 
 
+def one_by_one(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits of a few images, each asked for alone: how many fit into memory is not known yet."""
+    return torch.cat([answer(model, x[row : row + 1]) for row in range(len(x))])
+
+
 def introduce(model: nn.Module, x: Tensor) -> int:
     """Ask the model for the first time: the number of its classes, or one sentence about why it does not answer."""
+    before = x.clone()
     try:
         logits = answer(model, x)
     except HardsphereError:
@@ -137,7 +143,28 @@ def introduce(model: nn.Module, x: Tensor) -> int:
         raise HardsphereError(
             f"The model cannot take images of shape {tuple(x.shape[1:])}: {type(reason).__name__}: {first}"
         ) from reason
+    if not torch.equal(x, before):
+        x.copy_(before)
+        raise HardsphereError(
+            "The model changes the images that it is given, so that no attack could trust its own: let it work on a "
+            "copy, as in lambda x: model(x.clone())."
+        )
     return logits.shape[1]
+
+
+ALIKE = 1e-3
+"""How far answers of one model may differ between machines, as a share of their spread."""
+
+
+def differ(answers: Tensor, earlier: Tensor) -> bool:
+    """Whether these logits are those of another model, and not of the same one on another machine."""
+    if answers.shape != earlier.shape or not torch.equal(answers.isfinite(), earlier.isfinite()):
+        return True
+    finite = answers.isfinite()
+    if not bool(finite.any()):
+        return False
+    gap, spread = (answers - earlier)[finite].abs().max(), (earlier[finite] - earlier[finite].mean()).abs().max()
+    return bool(gap > ALIKE * spread)
 
 
 def clean_predictions(model: nn.Module, x: Tensor) -> Tensor:

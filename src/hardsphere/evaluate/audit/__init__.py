@@ -27,7 +27,7 @@ from hardsphere.evaluate.audit.findings import Finding as Finding
 from hardsphere.evaluate.audit.findings import Kind as Kind
 from hardsphere.evaluate.audit.findings import Severity as Severity
 from hardsphere.evaluate.audit.subject import Subject, ids_by_position, in_parts, reuse
-from hardsphere.evaluate.samples import gather
+from hardsphere.evaluate.samples import as_tensor, gather
 from hardsphere.threat import Ball
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def audit(
         device: where to run; the model's own device by default.
     """
     began = time.perf_counter()
+    x, y = as_tensor(x, "images"), as_tensor(y, "labels")
     if ids is None and y is not None and evaluation is not None:
         ids = ids_by_position(evaluation, y, limit)
     samples = gather(_clipped(x), y, ids, None, limit)
