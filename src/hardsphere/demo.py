@@ -14,6 +14,7 @@ from hardsphere.data import load as load_data
 from hardsphere.evaluate import Entry, Evaluation, OfEps, Suite, evaluate
 from hardsphere.evaluate.audit import Audit, audit
 from hardsphere.evaluate.statistics import wilson
+from hardsphere.files import write_text
 from hardsphere.recipes import recipe
 from hardsphere.report.audit import render_audit
 from hardsphere.report.card import show_card
@@ -59,10 +60,12 @@ def demo(out: Path, reporter: Reporter, console: Console | None = None) -> None:
 
 
 def _train(config: Config, path: Path, reporter: Reporter) -> None:
-    """Train, or go on; a demonstration of an older version is replaced."""
-    saved = path / "config.yaml"
-    if saved.exists() and read_config(saved) != config:
+    """Train, or go on; a demonstration of an older version is replaced, but no run that was not made here."""
+    saved, mark = path / "config.yaml", path.parent / f".{path.name}-of-the-demo"
+    if saved.exists() and mark.exists() and read_config(saved) != config:
         shutil.rmtree(path)
+    if not path.exists():
+        write_text(mark, "")
     train(config, path, resume=True, reporter=reporter)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardsphere import HardsphereError
 from hardsphere.corruptions import corrupt, read_cifar, write_cifar, write_folder
+from hardsphere.corruptions.sets import _read_square
 
 NAMES = ("gaussian_noise", "frost", "contrast")
 
@@ -205,5 +206,12 @@ def test_folder_errors(folder: Path, tmp_path: Path) -> None:
         write_folder(folder, out, seed=0)
     (folder / "dog" / "2.jpg").unlink()
     (folder / "dog" / "3.jpg").write_bytes(b"broken")
-    with pytest.raises(HardsphereError, match="cannot be read as an image"):
+    with pytest.raises(HardsphereError, match="cannot be read"):
         write_folder(folder, out, seed=0, names=("contrast",))
+
+
+def test_grey_levels_of_16_bits_are_those_that_training_sees(tmp_path: Path) -> None:
+    """A ramp over all 65,536 levels: its mean is half way, and not all of it white."""
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    assert abs(_read_square(tmp_path / "ramp.png", 64, 64).float().mean() - 127.5) < 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from hardsphere.corruptions import CORRUPTIONS, SEVERITIES, corrupt, write_cifar, write_folder
 from hardsphere.data import Images, load, to_float
 from hardsphere.errors import HardsphereError
-from hardsphere.evaluate.common import baseline_named, evaluate_corruptions
+from hardsphere.evaluate.common import FromFolders, baseline_named, evaluate_corruptions
 from hardsphere.report.card import card_markdown
 
 pytestmark = pytest.mark.filterwarnings("ignore::hardsphere.corruptions.FrostStandInWarning")
@@ -157,6 +158,13 @@ def test_a_folder_in_the_layout_of_imagenet_c(tmp_path: Path) -> None:
     found = evaluate_corruptions(model, data.test, tmp_path / "c")
     assert set(found.scores.per_corruption) == {"fog", "contrast"}
     assert found.scores.table["contrast", 1] == 1.0  # it keeps each image's mean
+    framed = np.full((64, 64, 3), 255, np.uint8)
+    framed[8:-8, 8:-8] = 0
+    Image.fromarray(framed).save(tmp_path / "c" / "fog" / "1" / Path(data.test.paths[0]).with_suffix(".JPEG"))
+    shown = FromFolders(tmp_path / "c", replace(data.test, size=32), ("fog",)).images("fog", 1, [0])
+    assert shown.shape == (1, 3, 32, 32)
+    assert shown[..., 0].float().mean() > 240  # the whole picture in fewer pixels, not its middle
+    assert shown[..., 16, 16].max() < 15
     (tmp_path / "c" / "fog" / "3" / "ant" / "1.JPEG").unlink()
     with pytest.raises(HardsphereError, match="not the corrupted version of this data"):
         evaluate_corruptions(model, data.test, tmp_path / "c")

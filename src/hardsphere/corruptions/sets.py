@@ -25,6 +25,7 @@ import hardsphere
 from hardsphere.corruptions.apply import corrupt
 from hardsphere.corruptions.constants import ALL, CORRUPTIONS, SEVERITIES, check_names
 from hardsphere.corruptions.frost import FrostSource, frost_source
+from hardsphere.data.decode import read_rgb
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.files import appearing, write_json
 
@@ -182,11 +183,7 @@ def folder_images(folder: str | Path) -> list[Path]:
 
 def _read_square(file: Path, resize: int, crop: int) -> Tensor:
     """The middle of an image: short side to ``resize`` pixels, then a square of ``crop``, 8-bit (3, crop, crop)."""
-    try:
-        with Image.open(file) as opened:
-            image = opened.convert("RGB")
-    except OSError:
-        raise HardsphereError(f"'{file}' cannot be read as an image.") from None
+    image = read_rgb(file)
     short, width, height = min(image.size), *image.size
     size = (resize * width // short, resize * height // short)
     image = image.resize(size, Image.Resampling.BILINEAR)

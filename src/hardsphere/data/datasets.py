@@ -7,7 +7,7 @@ from pathlib import Path
 from hardsphere.data import cifar
 from hardsphere.data.arrays import read_arrays
 from hardsphere.data.digits import read_digits
-from hardsphere.data.folder import IMAGENET_MOMENTS, read_folder
+from hardsphere.data.folder import IMAGENET_MOMENTS, read_folder, read_test_folder
 from hardsphere.data.sources import DataSet, ImageFiles, Images, Source
 from hardsphere.data.split import S, hold_out
 from hardsphere.errors import HardsphereError, nearest
@@ -21,7 +21,13 @@ Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def load(
-    name: str, directory: Path | None = None, *, validation: float | None = None, seed: int = 0, size: int | None = None
+    name: str,
+    directory: Path | None = None,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    size: int | None = None,
+    test_only: bool = False,
 ) -> DataSet:
     """Read and check a data set, and hold a validation split out of its training data, stratified by class.
 
@@ -32,11 +38,13 @@ def load(
             images of CIFAR, 10 % of other data, and nothing where an image folder brings a validation split of its own.
         seed: chooses the validation split.
         size: of the images of a ``folder``, 224 by default; other data has the size it has.
+        test_only: nothing is trained on it: a ``folder`` without splits is a test split as a whole.
     """
     if name not in NAMES:
         raise HardsphereError(f"Unknown data '{name}': use one of {', '.join(NAMES)}.{nearest(name, NAMES)}")
     if name == "folder":
-        return _folder(_required(name, directory), validation, seed, 224 if size is None else size)
+        place, pixels = _required(name, directory), 224 if size is None else size
+        return _test_folder(place, pixels) if test_only else _folder(place, validation, seed, pixels)
     train, test, moments = _in_memory(name, directory)
     channels, height, width = test.pixels.shape[1:]
     if size is not None and (height, width) != (size, size):
@@ -82,6 +90,11 @@ def _in_memory(name: str, directory: Path | None) -> tuple[Images | None, Images
         return train, test, cifar.CIFAR10_MOMENTS
     train, test = cifar.read_cifar(place, cifar.CIFAR100_LAYOUTS, cifar.CIFAR100_CLASSES)
     return train, test, cifar.CIFAR100_MOMENTS
+
+
+def _test_folder(directory: Path, size: int) -> DataSet:
+    test = read_test_folder(directory, size)
+    return DataSet("folder", None, None, test, test.class_names, (3, size, size), *IMAGENET_MOMENTS)
 
 
 def _folder(directory: Path, validation: float | None, seed: int, size: int) -> DataSet:

@@ -58,6 +58,15 @@ def read_folder(directory: Path, size: int = 224) -> FolderSplits:
     return FolderSplits(train, None, _index(held_out, size, train.class_names), f"{held_out} is the test split.")
 
 
+def read_test_folder(directory: Path, size: int = 224) -> ImageFiles:
+    """The test split of a folder, or all of it if it has no splits."""
+    if not directory.is_dir():
+        raise HardsphereError(f"There is no folder {directory}.")
+    if _class_folders(directory / "train"):
+        return read_folder(directory, size).test
+    return _index(directory, size, None)
+
+
 def _index(root: Path, size: int, class_names: tuple[str, ...] | None) -> ImageFiles:
     """The images of one split. Ids follow the sorted names; the order is shuffled once, the same way everywhere.
 

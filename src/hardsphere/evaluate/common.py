@@ -339,16 +339,20 @@ class FromFolders:
 
     def _image(self, name: str, severity: int, path: Path) -> Tensor:
         import numpy as np
+        from PIL.Image import Resampling
 
         file = self.root / name / str(severity) / path.parent.name / f"{path.stem}.JPEG"
         if not file.exists():
             raise HardsphereError(f"'{file}' is missing, so '{self.root}' is not the corrupted version of this data.")
         image, size = read_rgb(file), self.source.size
-        # Official images are cut already; what is larger is cut in the middle and never scaled.
-        left, top = (image.width - size) // 2, (image.height - size) // 2
-        if min(left, top) < 0:
+        short = min(image.width, image.height)
+        if short < size:
             raise HardsphereError(f"'{file}' is {image.width}x{image.height}, smaller than the model's {size} pixels.")
-        return torch.from_numpy(np.array(image.crop((left, top, left + size, top + size)))).permute(2, 0, 1)
+        # The images of a set are cut already: their middle square shows what the model's own images show.
+        left, top = (image.width - short) // 2, (image.height - short) // 2
+        square = image.crop((left, top, left + short, top + short))
+        shown = square if short == size else square.resize((size, size), Resampling.BILINEAR)
+        return torch.from_numpy(np.array(shown)).permute(2, 0, 1)
 
 
 def _content(cells: Corrupted) -> str:

@@ -251,6 +251,9 @@ class _Run:
             raise HardsphereError(
                 f"A label is {wrong}, but the model has {self.classes} classes: it must lie in 0..{self.classes - 1}."
             )
+        shown = len(set(self.samples.labels.tolist()))
+        if shown < self.classes and len(self.samples) >= self.classes:
+            self.remarks.append(f"The images are of {shown} of the model's {self.classes} classes only.")
         names = self.samples.class_names
         if names == tuple(map(str, range(len(names)))):
             names = self.samples.class_names = ()  # numbers, not names: arrays whose last classes happen to be missing

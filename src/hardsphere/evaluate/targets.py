@@ -27,9 +27,10 @@ from hardsphere.evaluate.suites import Suite, as_suite
 from hardsphere.threat import Ball
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from hardsphere.data import DataSet, Source
+    from hardsphere.train import Deployed
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -171,11 +172,15 @@ def _ours(
     from hardsphere.train import load
 
     deployed = load(path)
-    if data is not None:
+    if data is not None and not _is_own(data, deployed):
         images = _data(data, deployed.config.data.size)
     else:
-        options: dict[str, Any] = {} if deployed.config.data.size is None else {"size": deployed.config.data.size}
-        images = load_data(deployed.data_name, deployed.data_dir, **options)
+        spec = deployed.config.data
+        options: dict[str, Any] = {} if spec.size is None else {"size": spec.size}
+        images = load_data(
+            deployed.data_name, deployed.data_dir, validation=spec.validation, seed=deployed.config.seed, **options
+        )
+        _check_unchanged(path, images, deployed.meta.get("splits"))
     # Arrays have numbers for names, and those of the last classes may be missing.
     fits = len(images.class_names) == len(deployed.class_names) or (
         images.name == "arrays" and len(images.class_names) < len(deployed.class_names)
@@ -184,17 +189,45 @@ def _ours(
         raise HardsphereError(
             f"'{path}' knows {len(deployed.class_names)} classes, but the data has {len(images.class_names)}."
         )
+    if images.name != "arrays" and images.class_names != deployed.class_names:
+        ours, theirs = _listed(deployed.class_names), _listed(images.class_names)
+        raise HardsphereError(f"'{path}' knows the classes {ours}, but the data has {theirs}.")
     balls = _balls_of(as_suite(suite), eps, norm, deployed.ball)
     about = {"target": str(path), "data": f"{data or deployed.data_name} test", "selection": deployed.selection}
     return Job(deployed.model, images.test, balls, deployed.class_names, about)
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def _is_own(data: str, deployed: Deployed) -> bool:
+    """Whether a person names the very place that the run was trained on, of which a part is held out."""
+    from hardsphere.data import parse_source
+
+    name, directory = parse_source(data)
+    place = deployed.data_dir
+    return name == deployed.data_name and place is not None and directory.resolve() == place.resolve()
+
+
+def _check_unchanged(path: Path, images: DataSet, splits: Mapping[str, str | None] | None) -> None:
+    """Where a folder's own cut into splits has changed, its test images may be among those that were trained on."""
+    if splits is None or images.train is None or images.test.digest() == splits["test"]:
+        return
+    if images.train.digest() != splits["train"]:
+        raise HardsphereError(
+            f"The data of '{path}' is not what it was trained on any more, so that its test images may have been "
+            "trained on: bring it back, or name other data with --data."
+        )
+
+
 def _data(text: str, size: int | None = None) -> DataSet:
+    """Somebody's data to be judged on: of a folder without splits, all of it."""
     from hardsphere.data import load, parse_source
 
     name, directory = parse_source(text)
     options: dict[str, Any] = {"size": size} if size is not None and name == "folder" else {}
-    return load(name, directory, **options)
+    return load(name, directory, test_only=True, **options)
 
 
 def _balls_of(

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +132,11 @@ class Objective(ABC):
     def collapse_drop(self) -> float | None:
         """How much PGD accuracy may fall within an epoch before training is rolled back; None for no such check."""
         return None
+
+    @property
+    def selected_by(self) -> Literal["robust", "clean"]:
+        """By which accuracy on held-out images the best epoch is chosen."""
+        return "robust"
 
     @abstractmethod
     def craft(self, learner: Learner, batch: Batch, noise: Noise) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,6 +15,11 @@ from hardsphere.objectives.base import Learner, Losses, Objective, hits
 @dataclass(frozen=True)
 class Standard(Objective):
     """L_T = CE^m(f(x), y), no adversary."""
+
+    @property
+    def selected_by(self) -> Literal["robust", "clean"]:
+        """Its robust accuracy is noise near 0, which a network that has hardly been trained wins."""
+        return "clean"
 
     def craft(self, learner: Learner, batch: Batch, noise: Noise) -> Tensor:
         del learner, noise

@@ -33,7 +33,7 @@ def as_released(config: Config) -> Config:
     return replace(
         config,
         epochs=77,
-        milestones=(75 / 77,),
+        milestones=(74 / 77,),  # epoch 75, counted from 1, has the lower rate already
         weight_decay=decay,
         attack=replace(config.attack, eps=0.031, step_size=0.007),
     )

@@ -93,6 +93,12 @@ def describe(config: Config, data: DataSet, data_dir: Path | None) -> dict[str, 
     }
 
 
+def split_digests(data: DataSet) -> dict[str, str | None]:
+    """The fingerprints of the splits: by these it is known later whether the data is still the same."""
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {name: None if split is None else split.digest() for name, split in splits.items()}
+
+
 def save_deployed(directory: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write a model's tensors into a checkpoint directory, with a readable copy of its description beside it."""
     write_tensors(directory / MODEL_FILE, tensors, meta)

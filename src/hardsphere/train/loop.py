@@ -25,7 +25,7 @@ from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
 from hardsphere.train.averaging import make_average
 from hardsphere.train.compiling import Compiler
-from hardsphere.train.deployed import build_model, describe, describe_anew, save_deployed
+from hardsphere.train.deployed import build_model, describe, describe_anew, save_deployed, split_digests
 from hardsphere.train.guards import pgd_accuracy
 from hardsphere.train.run import RunDirectory
 from hardsphere.train.schedules import learning_rate
@@ -101,7 +101,7 @@ class Trainer:
         self.config, self.device = config, device
         self.reporter: Reporter = reporter or Silence()
         self.save_every = save_every
-        self.description = describe(config, data, data_dir)
+        self.description = describe(config, data, data_dir) | {"splits": split_digests(data)}
         self.train_source, self.validation, self.shape = data.train, data.validation, data.shape
         spec = config.data
         augment = Augment(spec.pad, spec.padding, spec.flip, spec.cutout, spec.cutmix)
@@ -218,7 +218,7 @@ class Trainer:
         row |= {"validation_clean": clean, "validation_robust": robust}
         position.epoch, position.batch = epoch, 0
         weights = on_host(self.average.model.state_dict())
-        if (robust, clean) > position.best:
+        if self._rank(robust, clean) > self._rank(*position.best):
             position.best, position.best_epoch = (robust, clean), epoch
             chosen = {"validation_robust": robust, "validation_clean": clean}
             self._save_model("best", weights, self._selection(), chosen)
@@ -276,8 +276,13 @@ class Trainer:
     def _selection(self) -> str:
         """What the best checkpoint is the best of by now, and by which measure."""
         select, held_out = self.config.select, min(self.config.select.limit, len(self.validation))
-        measure = f"margin-PGD-{select.steps} on {held_out} held-out training images"
-        return f"best of epochs 1 to {self.position.epoch}, by {measure}"
+        robust = self.config.objective.selected_by == "robust"
+        measure = f"margin-PGD-{select.steps}" if robust else "clean accuracy"
+        return f"best of epochs 1 to {self.position.epoch}, by {measure} on {held_out} held-out training images"
+
+    def _rank(self, robust: float, clean: float) -> tuple[float, float]:
+        """What the best epoch has most of; the other number decides between equals."""
+        return (robust, clean) if self.config.objective.selected_by == "robust" else (clean, robust)
 
     def _settle_best(self) -> None:
         """The best checkpoint says what it was the best of when it was written; now it is the best of all epochs."""
@@ -295,11 +300,25 @@ class Trainer:
         tensors |= labelled(stepper.state, "objective.") | labelled(stepper.meters, "meters.")
         if self.average.model is not self.model:
             tensors |= labelled(self.average.model.state_dict(), "average.")
-        self.writer.later(write_tensors, self.run.state_file, on_host(tensors), {"position": dict(vars(self.position))})
+        self.writer.later(write_tensors, self.run.state_file, on_host(tensors), self._state_meta())
+
+    def _state_meta(self) -> dict[str, Any]:
+        return {"position": dict(vars(self.position)), "splits": self.description["splits"]}
+
+    def _check_data(self, meta: Mapping[str, Any]) -> None:
+        """Other images would be trained on what was held out before, and the best epoch be chosen by others."""
+        now, before = self.description["splits"], meta.get("splits")
+        changed = [name for name in ("train", "validation") if before is not None and before[name] != now[name]]
+        if changed:
+            raise HardsphereError(
+                f"The {' and '.join(changed)} images are not those that the run in '{self.run.path}' began with: "
+                "bring them back, or train anew with another --out."
+            )
 
     def _restore(self, file: Path) -> None:
         """Go back to a checkpoint."""
         tensors, meta = read_tensors(file)
+        self._check_data(meta)
         tensors = to_device(tensors, self.device)
         self.model.load_state_dict(part(tensors, "model."))
         if self.average.model is not self.model:
