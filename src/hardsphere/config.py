@@ -169,6 +169,7 @@ class Config:
         _require(
             self.batch >= 2, f"batch is {self.batch}, but it must be at least 2, because BatchNorm compares images."
         )
+        _require(abs(self.seed) < 2**31, f"seed is {self.seed}, but it must lie between -2^31 and 2^31.")
         _require(self.lr > 0, f"lr is {self.lr:g}, but it must be above 0.")
         _require(0 <= self.momentum < 1, f"momentum is {self.momentum}, but it must be at least 0 and below 1.")
         _require(self.momentum > 0 or not self.nesterov, "nesterov needs a momentum above 0.")

@@ -28,9 +28,11 @@ def pick_device(name: str | None = None) -> torch.device:
     if name is None or name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device: torch.device | None = torch.device(name)
     except RuntimeError:
-        raise HardsphereError(f"Unknown device '{name}': use cpu, cuda or cuda:0.") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise HardsphereError(f"Unknown device '{name}': use cpu, cuda or cuda:0.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HardsphereError("No CUDA device can be used here: leave --device away to train on the CPU.")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,10 @@ def evaluate(
     device: Device = None,
 ) -> None:
     """Measure how robust a classifier is. The same command goes on after an interruption."""
+    apart = {"--corruptions": corruptions, "--frost": frost, "--baseline": baseline}
+    draws, kept = eot if eot > 1 else None, save_images or None
+    attacks = {"--eps": eps, "--norm": norm, "--source": source, "--fast": fast, "--save-images": kept, "--eot": draws}
+    _refuse(attacks if suite == "corruptions" else apart, suite)
     if suite == "corruptions":
         _evaluate_corruptions(
             target, data, limit, out, weights, model, seed, batch, corruptions, frost, baseline, device
@@ -77,9 +82,8 @@ def evaluate(
     chosen = pick_device(device)
     job = resolve(target, suite=suite, data=data, eps=eps, norm=norm, weights=weights, network=model)
     other = resolve(source, suite=suite, data=data, eps=eps, norm=norm).model if source else None
-    draws = eot if eot > 1 else None
     settings = {"eps": eps, "norm": norm, "limit": limit, "seed": seed or None, "eot": draws, "fast": fast}
-    folder = out or default_directory(target, suite, **settings, images="kept" if save_images else None)
+    folder = out or default_directory(target, suite, **settings, images="kept" if kept else None)
     with evaluation_progress() as watch:
         evaluation = run(
             job.model,
@@ -105,6 +109,15 @@ def evaluate(
             verify_png(job.model, job.source, None, job.balls[-1], evaluation.ledger, folder / "png", limit=limit)
         )
     typer.echo(f"Written: {folder / 'card.json'}, {folder / 'ledger.db'}")
+
+
+def _refuse(options: Mapping[str, object], suite: str) -> None:
+    """An option that would do nothing was meant to do something."""
+    from hardsphere.errors import HardsphereError
+
+    for name, value in options.items():
+        if value is not None:
+            raise HardsphereError(f"{name} says nothing to --suite {suite}: leave it away, or choose another suite.")
 
 
 def _evaluate_corruptions(

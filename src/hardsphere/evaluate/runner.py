@@ -141,7 +141,7 @@ def evaluate(
     """
     suite, seed = as_suite(suite), int(seed)
     balls = _balls(ball, suite)
-    _check_arguments(batch, eot, shard)
+    _check_arguments(batch, eot, shard, seed)
     samples = gather(x, y, ids, class_names, limit)
     model = witness.in_float32(model)
     home = witness.device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
@@ -405,7 +405,9 @@ def _balls(ball: Ball | Sequence[Ball] | None, suite: Suite) -> tuple[Ball, ...]
     return tuple(sorted(balls, key=lambda one: one.eps))
 
 
-def _check_arguments(batch: int, eot: int, shard: tuple[int, int] | None) -> None:
+def _check_arguments(batch: int, eot: int, shard: tuple[int, int] | None, seed: int) -> None:
+    if abs(seed) >= 2**31:
+        raise HardsphereError(f"The seed is {seed}, but it must lie between -2^31 and 2^31.")
     if batch < 1:
         raise HardsphereError(f"The batch is {batch}, but must hold at least one image.")
     if eot < 1:
