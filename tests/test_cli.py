@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -354,3 +355,24 @@ def test_predict_sees_a_folders_images_as_evaluation_does(tmp_path: Path) -> Non
         expected = deployed.model(batch.x).softmax(1)[0]
     assert {first[0], second[0]} == {"ant", "bee"}
     assert first[1] == pytest.approx(expected.max().item(), abs=1e-5)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ["train", "digits/pgd", "model=cnn-2", "epochs=1000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hardsphere", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
+    )
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert error.endswith("hardsphere: stopped. The same command with --resume goes on.\n")

@@ -46,6 +46,18 @@ def main() -> None:
         # A full or read-only disk. Files are replaced whole and ledgers written in transactions, so nothing is lost.
         print(f"hardsphere: {error}. What was finished is kept; run it again once that is put right.", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("hardsphere: stopped. The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+    except SystemExit as left:
+        if left.code == _INTERRUPTED:
+            print(f"hardsphere: stopped. {_going_on(sys.argv[1:2])}", file=sys.stderr)  # noqa: T201
+        raise
+
+
+_INTERRUPTED = 130  # typer's exit code after Ctrl-C
+
+
+def _going_on(verb: list[str]) -> str:
+    """How to go on with what was interrupted."""
+    if verb == ["train"]:
+        return "The same command with --resume goes on."
+    known = (["evaluate"], ["reproduce"], ["sweep"], ["corrupt"])
+    return "The same command goes on." if verb in known else "Nothing of it is kept."
