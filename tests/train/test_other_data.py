@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hardsphere.data import Images
+from hardsphere.data import ImageFiles, Images
 from hardsphere.demo import _train
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.targets import resolve
@@ -76,6 +76,15 @@ def test_test_images_that_were_trained_on_are_refused(trained: Path, tmp_path: P
                 resolve(trained / "run", data=named)
     finally:
         (tmp_path / "00.png").rename(data / "a" / "00.png")
+
+
+def test_data_that_was_moved_is_known_again(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "photos", tmp_path / "moved")
+    job, own = resolve(trained / "run", data=f"folder:{tmp_path / 'moved'}"), resolve(trained / "run")
+    assert isinstance(job.source, ImageFiles)
+    assert isinstance(own.source, ImageFiles)
+    assert job.source.paths == own.source.paths
+    assert len(job.source) == 6
 
 
 def test_of_somebody_elses_folder_all_images_are_judged(trained: Path, tmp_path: Path) -> None:

@@ -43,8 +43,7 @@ def read_folder(directory: Path, size: int = 224) -> FolderSplits:
     if not directory.is_dir():
         raise HardsphereError(f"There is no folder {directory}.")
     if not _class_folders(directory / "train"):  # a class may be called train, but then it holds images, not folders
-        train, test = hold_out(_index(directory, size, None), _TEST_SHARE, purpose="test")
-        assert test is not None
+        train, test = set_aside(_index(directory, size, None))
         note = f"{directory} has no test split: {len(test)} of {len(train) + len(test)} images were set aside as one."
         return FolderSplits(train, None, test, note)
     held_out = next((directory / name for name in _VALIDATION if (directory / name).is_dir()), None)
@@ -56,6 +55,13 @@ def read_folder(directory: Path, size: int = 224) -> FolderSplits:
     if held_out is None:
         raise HardsphereError(f"{directory} has train/ but no test/, val/ or validation/ beside it to test on.")
     return FolderSplits(train, None, _index(held_out, size, train.class_names), f"{held_out} is the test split.")
+
+
+def set_aside(index: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
+    """The cut of a folder without splits: (training data, test split)."""
+    train, test = hold_out(index, _TEST_SHARE, purpose="test")
+    assert test is not None
+    return train, test
 
 
 def read_test_folder(directory: Path, size: int = 224) -> ImageFiles:

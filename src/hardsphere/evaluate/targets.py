@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -173,7 +173,7 @@ def _ours(
 
     deployed = load(path)
     if data is not None and not _is_own(data, deployed):
-        images = _data(data, deployed.config.data.size)
+        images = _without_trained(_data(data, deployed.config.data.size), deployed)
     else:
         spec = deployed.config.data
         options: dict[str, Any] = {} if spec.size is None else {"size": spec.size}
@@ -208,6 +208,21 @@ def _is_own(data: str, deployed: Deployed) -> bool:
     name, directory = parse_source(data)
     place = deployed.data_dir
     return name == deployed.data_name and place is not None and directory.resolve() == place.resolve()
+
+
+def _without_trained(images: DataSet, deployed: Deployed) -> DataSet:
+    """Of the folder that a run was trained on, lying elsewhere by now, only what was set aside then."""
+    from hardsphere.data import ImageFiles
+    from hardsphere.data.folder import set_aside
+
+    splits = deployed.meta.get("splits")
+    if not isinstance(images.test, ImageFiles) or splits is None or images.test.digest() == splits["test"]:
+        return images
+    try:
+        _, test = set_aside(images.test)
+    except HardsphereError:  # too few images: those of a training were not
+        return images
+    return replace(images, test=test) if test.digest() == splits["test"] else images
 
 
 def _check_unchanged(path: Path, images: DataSet, splits: Mapping[str, str | None] | None) -> None:
