@@ -50,6 +50,18 @@ def test_another_function_does_not_go_on_with_an_evaluation(tmp_path: Path) -> N
         evaluate(lambda z: other(z), x, y, BALL, suite=[WEAK], out=tmp_path)
 
 
+def test_an_audit_does_not_use_the_evaluation_of_another_function() -> None:
+    one, other = Linear(classes=4), Linear(classes=4, seed=5)
+    x, y = labelled(one, 60)
+    evaluation = evaluate(lambda z: other(z), x, y, BALL, suite=[WEAK])
+    assert (
+        "The evaluation was not used: it is of a model that gave other answers on these images."
+        in audit(lambda z: one(z), x, y, BALL, evaluation=evaluation).notes
+    )
+    own = evaluate(lambda z: one(z), x, y, BALL, suite=[WEAK])
+    assert not any("not used" in note for note in audit(lambda z: one(z), x, y, BALL, evaluation=own).notes)
+
+
 def test_answers_of_another_machine_are_the_same_answers(tmp_path: Path) -> None:
     """Where sums are taken in another order, logits differ in their last digits."""
     model = Linear(classes=4)

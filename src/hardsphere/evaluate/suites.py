@@ -145,8 +145,9 @@ def _function(function: Any) -> str:
     name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     if name.startswith("hardsphere."):
         return name  # what ours does is in the version of the suite
-    closed = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-    values = [value for value in closed if isinstance(value, int | float | str | tuple | OfEps)]
+    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held += getattr(function, "__dict__", {}).values()
+    values = [value for value in held if isinstance(value, int | float | str | tuple | OfEps)]
     does = [_code(function), getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
     text = re.sub(r" at 0x[0-9a-f]+", "", repr([*does, *values]))
     return f"{name}#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -157,7 +158,7 @@ def _code(function: Any) -> str:
         return inspect.getsource(function)
     except (OSError, TypeError):  # typed in by hand, or an object that can be called
         code = getattr(function, "__code__", None)
-        return repr(vars(function)) if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
+        return "" if code is None else f"{code.co_code.hex()} {code.co_consts} {code.co_names}"
 
 
 def suite_named(name: str) -> Suite:

@@ -211,6 +211,9 @@ def reuse(evaluation: Evaluation, model: nn.Module, subject: Subject) -> Evaluat
     if not any(known) or any(labels.get(sample, label) != label for sample, label in pairs):
         subject.notes.append("The evaluation was not used: it is about other samples, going by their ids and labels.")
         return None
+    if _answers_otherwise(evaluation, subject):
+        subject.notes.append("The evaluation was not used: it is of a model that gave other answers on these images.")
+        return None
     families = _families(evaluation)
     sets: dict[str, set[int]] = {"white": set(), "black": set(), "other": set(), "stuck": set()}
     for row in evaluation.ledger.rows(radius):
@@ -229,6 +232,17 @@ def reuse(evaluation: Evaluation, model: nn.Module, subject: Subject) -> Evaluat
     )
 
 
+def _answers_otherwise(evaluation: Evaluation, subject: Subject) -> bool:
+    """Whether the evaluated model gave other answers on the images that both saw: digests do not see all of a model."""
+    answers = evaluation.ledger.noted("answers", [])
+    seen = {one.sample: answers[one.position] for one in evaluation.ledger.samples() if one.position < len(answers)}
+    rows = [row for row, sample in enumerate(subject.ids.tolist()) if sample in seen]
+    if not rows:
+        return False
+    ours = witness.one_by_one(subject.model, subject.x[rows]).cpu()
+    return witness.differ(ours, torch.tensor([seen[int(subject.ids[row])] for row in rows]))
+
+
 def ids_by_position(evaluation: Evaluation, y: Tensor, count: int) -> Tensor | None:
     """The ids that the evaluation knows the first samples by, if it went through samples with these labels."""
     at = {sample.position: sample for sample in evaluation.ledger.samples()}
@@ -244,7 +258,8 @@ def _families(evaluation: Evaluation) -> Mapping[str, str]:
     """What each attack of the evaluation may see: gradients (white), outputs (black) or neither (other)."""
     families = {CARRIED: "other"}
     for entry in evaluation.suite.entries:
-        black, control = entry.attack in BLACK_BOX, entry.attack in CONTROLS
+        attack = entry.attack if isinstance(entry.attack, str) else getattr(entry.attack, "__name__", "")
+        black, control = attack in BLACK_BOX, attack in CONTROLS
         families[entry.name] = "black" if black else "other" if control else "white"
     return families
 
