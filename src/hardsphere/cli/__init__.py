@@ -48,7 +48,7 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as left:
         if left.code == _INTERRUPTED:
-            print(f"hardsphere: stopped. {_going_on(sys.argv[1:2])}", file=sys.stderr)  # noqa: T201
+            print(f"hardsphere: stopped.{_going_on(sys.argv[1:2])}", file=sys.stderr)  # noqa: T201
         raise
 
 
@@ -58,6 +58,6 @@ _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 def _going_on(verb: list[str]) -> str:
     """How to go on with what was interrupted."""
     if verb == ["train"]:
-        return "The same command with --resume goes on."
-    known = (["evaluate"], ["reproduce"], ["sweep"], ["corrupt"])
-    return "The same command goes on." if verb in known else "Nothing of it is kept."
+        return " The same command with --resume goes on."
+    known = (["evaluate"], ["reproduce"], ["sweep"], ["corrupt"], ["demo"])
+    return " The same command goes on." if verb in known else ""

@@ -104,9 +104,7 @@ def verify_png(
         directory: for the files, one per broken sample, and ``index.json``.
     """
     samples = gather(x, y, ids, None, limit)
-    norm = ledger.identity.get("norm", ball.norm)
-    if norm != ball.norm:
-        raise HardsphereError(f"Nothing was evaluated in {ball.norm}: the ledger is of an evaluation in {norm}.")
+    ledger.require_norm(ball.norm)
     images, sample_ids, attacks = kept_images(ledger, ball.eps)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

@@ -229,6 +229,12 @@ class Ledger:
         right, n = self._db.execute("SELECT TOTAL(label = predicted), COUNT(*) FROM samples").fetchone()
         return float(right) / max(int(n), 1)
 
+    def require_norm(self, norm: str) -> None:
+        """Refuse a norm that nothing was evaluated in."""
+        own = self.identity.get("norm", norm)
+        if own != norm:
+            raise HardsphereError(f"Nothing was evaluated in {norm}: the evaluation is of {own}.")
+
     def radius(self, eps: float) -> float:
         """The radius of the evaluation that is meant; one sentence if it has none such: nothing broke samples there."""
         known: list[float] = self.identity.get("eps") or [eps]

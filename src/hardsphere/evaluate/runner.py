@@ -82,12 +82,9 @@ class Evaluation:
 
     def survivors(self, ball: Ball | None = None) -> set[int]:
         """The ids of the samples that no attack broke."""
-        return self.ledger.robust(self._known(ball or self.balls[-1]).eps)
-
-    def _known(self, ball: Ball) -> Ball:
-        if ball.norm != self.balls[0].norm:
-            raise HardsphereError(f"Nothing was evaluated in {ball.norm}: the evaluation is of {self.balls[0].norm}.")
-        return ball
+        ball = ball or self.balls[-1]
+        self.ledger.require_norm(ball.norm)
+        return self.ledger.robust(ball.eps)
 
 
 def evaluate(

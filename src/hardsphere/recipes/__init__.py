@@ -52,8 +52,8 @@ def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     data, _, rest = name.partition("/")
     framework, _, variant = rest.partition("-")
     values = dict(overrides or {})
-    for key in ("recipe", "framework"):
-        if key in values and values[key] != {"recipe": name, "framework": framework}[key]:
+    for key, settled in {"recipe": name, "framework": framework}.items():
+        if values.get(key, settled) != settled:
             raise HardsphereError(f"'{key}' is what a recipe's name says: train another recipe, such as {data}/trades.")
     source = values.get("source", "paper")
     config = replace(_framework(framework), recipe=name, head=VARIANTS[variant])
