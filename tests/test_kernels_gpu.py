@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hardsphere.evaluate.norms import FrozenNorm, SumAndNorm
+from hardsphere.norms import Affine, SumAndNorm
 from hardsphere.runtime import has_kernels
 from hardsphere.threat import Ball
 
@@ -24,7 +24,7 @@ def test_norm_and_relu_are_one_kernel(shape: tuple[int, ...], relu: bool) -> Non
     weight = torch.randn(shape, generator=generator).bfloat16()
     found = []
     for device in ("cpu", "cuda"):
-        layer = FrozenNorm(norm, relu).to(device)
+        layer = Affine(norm, relu).to(device)
         image = x.to(device, memory_format=torch.channels_last).requires_grad_()
         assert has_kernels(image) == (device == "cuda")
         y = layer(image)
@@ -43,7 +43,7 @@ def test_a_sum_and_its_norm_are_one_kernel(sum_is_used: bool) -> None:
     x, other, weight = (torch.randn(9, 32, 6, 6, generator=generator).bfloat16() for _ in range(3))
     found = []
     for device in ("cpu", "cuda"):
-        layer = SumAndNorm(FrozenNorm(norm, relu=True)).to(device)
+        layer = SumAndNorm(Affine(norm, relu=True)).to(device)
         branches = [branch.to(device).requires_grad_() for branch in (x, other)]
         total, y = layer(*branches)
         value = (y * weight.to(device)).float().sum() + (total.float().sin().sum() if sum_is_used else 0)

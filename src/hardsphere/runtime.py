@@ -146,6 +146,16 @@ def has_kernels(x: Tensor) -> bool:
     return x.is_cuda and _triton_is_here()
 
 
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def has_convolutions(x: Tensor) -> bool:
+    """Whether the convolutions of `hardsphere.kernels` can: they are made for Hopper GPUs and no others."""
+    return has_kernels(x) and _is_hopper(x.device)
+
+
 def hardware(device: torch.device) -> str:
     """The machine in words."""
     if device.type == "cuda":

@@ -4,7 +4,8 @@ Autocast casts every float32 weight in every pass, and an attack makes ten passe
 the same network with bf16 copies of the weights of its convolutions and linear layers, refreshed at the start of each
 attack; everything else (hypersphere heads, statistics, foreign layers) is the live model's own memory. It stands in
 eval mode, so BatchNorm is a fixed affine step, y = scale x + shift, which is worked out once a step as well; so are the
-class vectors of a hypersphere head, normalised in float32.
+class vectors of a hypersphere head, normalised in float32. Where there are kernels for it, what lies between two
+convolutions is done together with them (`hardsphere.norms`, `hardsphere.blocks`).
 
 Training attacks a shadow of the live model, and evaluation builds its stand-in in half precision on one of a frozen
 model. Whether either may stand in for the model is asked before it does: `departure`.
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hardsphere import blocks, norms
+from hardsphere.norms import Affine
 from hardsphere.sphere import SphereHead
 
 ALIKE = 0.1
@@ -37,19 +40,23 @@ class Shadow:
         model: the live model; its parameters and buffers may change in place, but must stay where they are.
         fold: make each BatchNorm2d an affine step: the same but for rounding.
         pad: give convolutions of few channels more of them, all zero: the same but for the order of a sum.
+        fuse_norms: make each norm one with the ReLU after it and the sum before it, for kernels of our own.
+        fuse_blocks: then make residual blocks one with their norms, for kernels of our own.
     """
 
-    def __init__(self, model: nn.Module, fold: bool = True, pad: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, fold: bool = True, pad: bool = True, fuse_norms: bool = False, fuse_blocks: bool = False
+    ) -> None:
         own = [*model.parameters(), *model.buffers()]
         self.network = copy.deepcopy(model, {id(tensor): tensor for tensor in own})
         self._live: list[Tensor] = []
         self._cast: list[Tensor] = []
         self._narrow: list[tuple[Tensor, Tensor]] = []
-        self._norms: list[_Affine] = []
+        self._norms: list[Affine] = []
         self._heads: list[SphereHead] = []
         for name, module in list(self.network.named_modules()):
             if fold and type(module) is nn.BatchNorm2d and module.running_mean is not None:
-                self._norms.append(_Affine(module))
+                self._norms.append(Affine(module))
                 self._replace(name, self._norms[-1])
             elif pad and type(module) is nn.Conv2d and _is_narrow(module):
                 self._replace(name, self._widened(module))
@@ -58,6 +65,10 @@ class Shadow:
                 if type(module) is SphereHead and module.weight_norm:
                     self._heads.append(module)
         self.network.eval()
+        if fuse_norms:
+            self.network = norms.fuse_norms(self.network)
+        if fuse_blocks:
+            self.network = blocks.fuse_blocks(self.network)
         self.refresh()
 
     @torch.no_grad()
@@ -68,7 +79,7 @@ class Shadow:
         for wide, live in self._narrow:
             wide.copy_(live)
         if self._norms:
-            _fold(self._norms)
+            norms.refresh(self._norms)
         for head in self._heads:
             head.normalise_ahead()
         return self.network
@@ -111,37 +122,6 @@ def departure(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:
     with torch.no_grad():
         expected = model(x).float()
         return float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-class _Affine(nn.Module):
-    """BatchNorm in eval mode; as under autocast, float32 arithmetic between bf16 images."""
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
-        super().__init__()
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        self.mean, self.variance, self.eps = norm.running_mean, norm.running_var, norm.eps
-        ones, zeros = torch.ones_like(self.mean), torch.zeros_like(self.mean)
-        self.weight = ones if norm.weight is None else norm.weight.detach()
-        self.bias = zeros if norm.bias is None else norm.bias.detach()
-        self.register_buffer("scale", ones.clone())
-        self.register_buffer("shift", zeros.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.float() * self.scale[:, None, None] + self.shift[:, None, None]).to(x.dtype)
-
-
-def _fold(norms: list[_Affine]) -> None:
-    """scale = weight / sqrt(variance + eps) and shift = bias - mean scale, of all layers at once."""
-    scales = torch._foreach_add([norm.variance for norm in norms], [norm.eps for norm in norms])
-    torch._foreach_rsqrt_(scales)
-    torch._foreach_mul_(scales, [norm.weight for norm in norms])
-    torch._foreach_copy_([norm.scale for norm in norms], scales)
-    torch._foreach_mul_(scales, [norm.mean for norm in norms])
-    torch._foreach_copy_([norm.shift for norm in norms], torch._foreach_sub([norm.bias for norm in norms], scales))
 
 
 class _Widened(nn.Module):

@@ -32,7 +32,7 @@ _RULES = tuple(
     for pattern, group in (
         (r"^triton_tem_", PRODUCTS),
         (r"^triton_(red|per|mix|split)", REDUCTIONS),
-        (r"^triton_(poi|for|unk)", ELEMENTWISE),
+        (r"^triton_(poi|for|unk)|^_(affine|shortest)", ELEMENTWISE),
         (r"multi_tensor_apply|fused_?sgd|_foreach_|^optimizer", OPTIMISER),
         (r"^mem(cpy|set)|nchwtonhwc|nhwctonchw|tensortransform|copy|CatArray|FillFunctor", COPIES),
         (r"^aten::(clone|contiguous|_to_copy|to|cat|stack|fill_|zero_|empty.*|index.*|gather|resize_|pad)$", COPIES),

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hardsphere.blocks import has_blocks, many
 from hardsphere.errors import HardsphereError
-from hardsphere.evaluate.norms import fuse_norms
-from hardsphere.runtime import autocast
+from hardsphere.runtime import autocast, has_convolutions
 from hardsphere.shadow import ALIKE, Shadow, departure
 from hardsphere.sphere import final_linear
 
@@ -23,19 +23,19 @@ class HalfPrecision(nn.Module):
     """A frozen stand-in for a model: it computes in bf16, but for its last layer, and answers in float32.
 
     Weights are cast once, not in every pass; images and weights are laid out with the channels last, as tensor cores
-    want them; BatchNorm and ReLU are one step.
+    want them.
 
     Args:
-        fused: make them one step; kernels of our own do that, where anything else is torch's.
+        norms: BatchNorm and ReLU are one step; kernels of our own do that, where anything else is torch's.
+        blocks: these are one step with the convolutions of a residual block.
     """
 
-    def __init__(self, model: nn.Module, fused: bool = True) -> None:
+    def __init__(self, model: nn.Module, norms: bool = True, blocks: bool = False) -> None:
         super().__init__()
         own = copy.deepcopy(model).eval().requires_grad_(False)
         _make_last_layer_exact(own)
         own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        network = Shadow(own, fold=False).network
-        self.model = fuse_norms(network) if fused else network
+        self.model = Shadow(own, fold=norms, fuse_norms=norms, fuse_blocks=blocks).network
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,13 +48,15 @@ def stand_in(model: nn.Module, x: Tensor) -> HalfPrecision | str:
     """The model in half precision, or in words why nothing of the kind can stand in for it.
 
     It must give the model's answers for ``x`` up to rounding, and bear a pass backwards. A foreign model may refuse to
-    be copied, and its layers what is done to them; then float32 is there to fall back on.
+    be copied, and its layers what is done to them; then less is done to them, and in the end float32 is there.
     """
     reason = ""
-    for fused in (True, False):
+    for norms, blocks in ((True, True), (True, False), (False, False)):
+        if blocks and not has_convolutions(x):
+            continue
         try:
-            half = HalfPrecision(model, fused)
-            away = departure(half, model, x)
+            half = HalfPrecision(model, norms, blocks)
+            away = departure(half, model, many(x) if has_blocks(half) else x)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             continue

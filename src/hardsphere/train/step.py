@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from hardsphere.attacks.base import attacking
 from hardsphere.attacks.pgd import Fuse, as_it_is
+from hardsphere.blocks import has_blocks
 from hardsphere.config import Config
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
 from hardsphere.objectives import Learner, Losses
 from hardsphere.objectives.base import State
-from hardsphere.runtime import autocast, without_kernel_search
+from hardsphere.runtime import autocast, has_convolutions, without_kernel_search
 from hardsphere.shadow import ALIKE, Shadow, departure
 from hardsphere.sphere import find_head
 from hardsphere.train.averaging import Average
@@ -192,9 +193,13 @@ def fast_learner(
     with autocast(precision, x.device):
         if plain.adversary.bn != "eval" or not torch.is_autocast_enabled(x.device.type):
             return twin
-        shadow = Shadow(plain.model)
-        if _answers_like(shadow, plain.model, x[:2]):
-            return replace(twin, stand_in=shadow.refresh)
+        for kernels in (True, False) if has_convolutions(x) else (False,):
+            shadow = Shadow(plain.model, fuse_norms=kernels, fuse_blocks=kernels)
+            doubt = _doubt(shadow, plain.model, x)
+            if doubt is None:
+                return replace(twin, stand_in=shadow.refresh)
+            if kernels:
+                say(f"The network's blocks cannot be fused here, so its attack runs somewhat slower: {doubt}.")
     say("The network has layers of its own that do not take bf16 weights, so its attack runs somewhat slower.")
     return twin
 
@@ -205,13 +210,17 @@ def compiled_twin(plain: Learner, fused: Fuse) -> Learner:
     return replace(plain, model=network, fused=fused)
 
 
-def _answers_like(shadow: Shadow, model: nn.Module, x: Tensor) -> bool:
-    """Whether the shadow gives the model's answers, up to rounding; layers that take no bf16 weights raise an error."""
+def _doubt(shadow: Shadow, model: nn.Module, x: Tensor) -> str | None:
+    """Why the shadow cannot stand in for the model: it must give its answers, up to rounding.
+
+    Layers that take no bf16 weights raise an error; kernels of our own are asked with the whole batch, as they will be.
+    """
     try:
-        with without_kernel_search(), attacking(model):  # two images: not worth a search
-            return departure(shadow.network, model, x) <= ALIKE
-    except RuntimeError:
-        return False
+        with without_kernel_search(), attacking(model):  # once: not worth a search
+            away = departure(shadow.network, model, x if has_blocks(shadow.network) else x[:2])
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None if away <= ALIKE else f"its answers change by {100 * away:.0f} %"
 
 
 def _weighed(losses: Losses) -> tuple[Tensor, Totals]:

@@ -9,6 +9,7 @@ found in the network by tracing it (torch.fx); where a network cannot be traced,
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -22,45 +23,78 @@ _RELU = (F.relu, torch.relu, torch.relu_, F.relu_)
 _SUM = (operator.add, operator.iadd, torch.add)
 
 
-class FrozenNorm(nn.Module):
-    """BatchNorm2d in eval mode, followed by ReLU or not; frozen when it is made.
+class Affine(nn.Module):
+    """BatchNorm2d in eval mode, followed by ReLU or not; as under autocast, float32 arithmetic between bf16 images.
 
     Args:
-        norm: whose statistics and parameters it takes.
+        norm: whose statistics and parameters it takes; `refresh` takes them again.
         relu: clip at zero.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, norm: nn.BatchNorm2d, relu: bool) -> None:
+    def __init__(self, norm: nn.BatchNorm2d, relu: bool = False) -> None:
         super().__init__()
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        scale = (norm.running_var + norm.eps).rsqrt()
-        scale = scale if norm.weight is None else scale * norm.weight.detach()
-        shift = -norm.running_mean * scale
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", shift if norm.bias is None else shift + norm.bias.detach())
+        self.mean, self.variance, self.eps = norm.running_mean, norm.running_var, norm.eps
+        ones, zeros = torch.ones_like(self.mean), torch.zeros_like(self.mean)
+        self.weight = ones if norm.weight is None else norm.weight.detach()
+        self.bias = zeros if norm.bias is None else norm.bias.detach()
+        self.register_buffer("scale", ones.clone())
+        self.register_buffer("shift", zeros.clone())
         self.relu = relu
+        refresh([self])
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.bfloat16 and has_kernels(x):
+        if _has_kernel(x):
             return cast(Tensor, _Fused.apply(x, self.scale, self.shift, self.relu))  # type: ignore[no-untyped-call]
         y = (x.float() * self.scale[:, None, None] + self.shift[:, None, None]).to(x.dtype)
         return F.relu(y) if self.relu else y
 
 
+@torch.no_grad()
+def refresh(norms: Sequence[Affine]) -> None:
+    """scale = weight / sqrt(variance + eps) and shift = bias - mean scale, of all layers at once."""
+    scales = torch._foreach_add([norm.variance for norm in norms], [norm.eps for norm in norms])
+    torch._foreach_rsqrt_(scales)
+    torch._foreach_mul_(scales, [norm.weight for norm in norms])
+    torch._foreach_copy_([norm.scale for norm in norms], scales)
+    torch._foreach_mul_(scales, [norm.mean for norm in norms])
+    torch._foreach_copy_([norm.shift for norm in norms], torch._foreach_sub([norm.bias for norm in norms], scales))
+
+
+def gradient_before(gradient: Tensor, y: Tensor, scale: Tensor, relu: bool, other: Tensor | None = None) -> Tensor:
+    """From the gradient by y, the result of a norm, that by what the norm was given; another one is added to it."""
+    if _has_kernel(y):
+        from hardsphere import kernels
+
+        return kernels.affine_backward(_laid_out(gradient), y, scale, relu, None if other is None else _laid_out(other))
+    before = gradient.float() * scale[:, None, None]
+    before = torch.where(y > 0, before, 0.0) if relu else before
+    return (before if other is None else before + other.float()).to(y.dtype)
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Whether a kernel of our own is to be used; torch's compiler writes its own, together with what is around.
+
+    While it traces, it either says so, or has tensors of another type stand for the real ones.
+    """
+    traced = torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter)
+    return x.dtype == torch.bfloat16 and not traced and has_kernels(x)
+
+
 class SumAndNorm(nn.Module):
     """The sum of two branches and its norm: what a residual block hands on, and what the next one begins with."""
 
-    def __init__(self, norm: FrozenNorm) -> None:
+    def __init__(self, norm: Affine) -> None:
         super().__init__()
         self.norm = norm
 
     def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         norm = self.norm
-        if x.dtype == other.dtype == torch.bfloat16 and x.shape == other.shape and has_kernels(x):
+        if x.dtype == other.dtype and x.shape == other.shape and _has_kernel(x):
             both = _FusedSum.apply(x, other, norm.scale, norm.shift, norm.relu)  # type: ignore[no-untyped-call]
             return cast("tuple[Tensor, Tensor]", both)
         total = x + other
@@ -79,14 +113,14 @@ class _Fused(torch.autograd.Function):
         _, y = kernels.affine(_laid_out(x), scale, shift, relu)
         context.save_for_backward(y, scale)
         context.relu = relu
+        context.set_materialize_grads(False)
         return y
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from hardsphere import kernels
-
+    def backward(context: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         y, scale = context.saved_tensors
-        return kernels.affine_backward(_laid_out(gradient), y, scale, context.relu), None, None, None
+        back = None if gradient is None else gradient_before(gradient, y, scale, context.relu)
+        return back, None, None, None
 
 
 class _FusedSum(torch.autograd.Function):
@@ -104,13 +138,10 @@ class _FusedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, by_total: Tensor | None, by_y: Tensor | None) -> tuple[Tensor | None, ...]:
-        from hardsphere import kernels
-
         y, scale = context.saved_tensors
         if by_y is None:
             return by_total, by_total, None, None, None
-        further = None if by_total is None else _laid_out(by_total)
-        back = kernels.affine_backward(_laid_out(by_y), y, scale, context.relu, further)
+        back = gradient_before(by_y, y, scale, context.relu, by_total)
         return back, back, None, None, None
 
 
@@ -123,18 +154,18 @@ def fuse_norms(network: nn.Module) -> nn.Module:
     modules = dict(network.named_modules())
     fused: dict[str, nn.Module] = {}
     for node in list(graph.nodes):
-        norm = modules.get(str(node.target)) if node.op == "call_module" else None
-        if type(norm) is not nn.BatchNorm2d or norm.running_mean is None or norm.training:
+        norm = _norm_of(node, modules)
+        if norm is None:
             continue
         relu = _relu_after(node, modules)
-        frozen = FrozenNorm(norm, relu is not None)
+        norm.relu = relu is not None
         name = f"fused_{len(fused)}"
         total = node.args[0] if node.args else None
         if isinstance(total, fx.Node) and _is_sum(total):
-            fused[name] = SumAndNorm(frozen)
+            fused[name] = SumAndNorm(norm)
             new = _after_sum(graph, total, name)
         else:
-            fused[name] = frozen
+            fused[name] = norm
             with graph.inserting_after(node):
                 new = graph.call_module(name, node.args, node.kwargs)
         (node if relu is None else relu).replace_all_uses_with(new)
@@ -143,7 +174,17 @@ def fuse_norms(network: nn.Module) -> nn.Module:
         graph.erase_node(node)
     for name, module in fused.items():
         network.add_module(name, module)
-    return fx.GraphModule(network, graph) if fused else network
+    return fx.GraphModule(network, graph).eval() if fused else network
+
+
+def _norm_of(node: fx.Node, modules: dict[str, nn.Module]) -> Affine | None:
+    """The norm that a node asks, as an affine step, if it is one and is asked nowhere else."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    if type(module) is Affine:
+        asked = [other for other in node.graph.nodes if other.op == "call_module" and other.target == node.target]
+        return module if len(asked) == 1 else None
+    frozen = type(module) is nn.BatchNorm2d and module.running_mean is not None and not module.training
+    return Affine(cast(nn.BatchNorm2d, module)) if frozen else None
 
 
 def _after_sum(graph: fx.Graph, total: fx.Node, name: str) -> fx.Node:

@@ -9,27 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.evaluate.norms import FrozenNorm, SumAndNorm, fuse_norms
+from frozen import trained_norms
 from hardsphere.models import build
+from hardsphere.norms import Affine, SumAndNorm, fuse_norms
 from hardsphere.sphere import attach
-
-
-def trained_norms(model: nn.Module) -> nn.Module:
-    """Statistics and parameters as after some training, so that no norm is the identity."""
-    generator = torch.Generator().manual_seed(0)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.weight, module.bias, module.running_mean):
-                tensor.data.copy_(torch.randn(tensor.shape, generator=generator))
-            module.running_var.copy_(torch.rand(module.running_var.shape, generator=generator) + 0.5)
-    return model.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize(("name", "norms", "sums"), [("preactresnet18-4", 17, 8), ("wrn-16-1", 13, 6)])
 def test_a_network_stays_the_same_function(name: str, norms: int, sums: int) -> None:
     model = trained_norms(attach(build(name, num_classes=10, in_channels=3, image_size=32, seed=0))).double()
     fused = fuse_norms(copy.deepcopy(model))
-    layers = [module for module in fused.modules() if isinstance(module, FrozenNorm)]
+    layers = [module for module in fused.modules() if isinstance(module, Affine)]
     assert len(layers) == norms
     assert sum(isinstance(module, SumAndNorm) for module in fused.modules()) == sums
     assert sum(layer.relu for layer in layers) == norms
@@ -61,7 +51,7 @@ class Odd(nn.Module):
 def test_only_a_relu_that_follows_alone_is_taken_in() -> None:
     model = trained_norms(Odd())
     fused = fuse_norms(copy.deepcopy(model))
-    assert [layer.relu for layer in fused.modules() if isinstance(layer, FrozenNorm)] == [False, False, True]
+    assert [layer.relu for layer in fused.modules() if isinstance(layer, Affine)] == [False, False, True]
     x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(2))
     assert torch.allclose(model(x.clone()), fused(x.clone()), atol=1e-5)
 
@@ -83,7 +73,7 @@ def test_sums_are_taken_in_once() -> None:
     model = trained_norms(Branches())
     fused = fuse_norms(copy.deepcopy(model))
     assert sum(isinstance(layer, SumAndNorm) for layer in fused.modules()) == 2
-    assert sum(isinstance(layer, FrozenNorm) for layer in fused.modules()) == 4
+    assert sum(isinstance(layer, Affine) for layer in fused.modules()) == 4
     x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(3))
     found = []
     for network in (model, fused):

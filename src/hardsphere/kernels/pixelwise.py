@@ -1,4 +1,4 @@
-"""Triton kernels; imported only on a GPU, and only where Triton is: it comes with torch's builds for one."""
+"""Kernels that pass over images once: norms with their ReLU and sum, and the projection of the boundary attacks."""
 
 from __future__ import annotations
 
