@@ -56,10 +56,11 @@ def assert_same(model: nn.Module, other: nn.Module, x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("preactresnet18-64", ["Block", "Block", "Tail", "Block", "Tail", "Block", "Tail", "Block"]),
-        ("wrn-16-10", ["Tail", "Block", "Tail", "Block", "Tail", "Block"]),
-        ("wrn-10-4", ["Tail", "Tail", "Tail"]),
-        ("wrn-16-1", ["Tail", "Block"]),  # only 64 channels have tiles; 16 and 32 go layer by layer
+        ("preactresnet18-64", 8 * ["Block"]),
+        ("wrn-16-10", 6 * ["Block"]),
+        ("wrn-10-4", 3 * ["Block"]),
+        ("wrn-10-3", ["Tail"]),  # of 48, 96 and 192 channels, only the last have tiles
+        ("wrn-16-1", ["Block", "Block"]),  # of 16, 32 and 64
     ],
 )
 def test_a_network_stays_the_same_function(name: str, expected: list[str]) -> None:
@@ -83,51 +84,77 @@ def test_the_functions_keep_torchs_rules() -> None:
     t.requires_grad_()
     other.requires_grad_()
     a = (t * vectors[0][:, None, None]).relu().detach()
-    torch.library.opcheck(blocks._block, (t, a, *weights, *vectors))
+    narrow = torch.randn(64, 64, 1, 1) / 8
+    torch.library.opcheck(blocks._block, (t, a, *weights, None, 1, *vectors))
+    torch.library.opcheck(blocks._block, (t, a, *weights, narrow, 2, *vectors))
     torch.library.opcheck(blocks._tail, (t, a, other, weights[0], *vectors[:3]))
 
 
+class RawShortcut(nn.Module):
+    """A block of another kind: its shortcut is of the image itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels) for channels in (64, 128, 128)])
+        self.first = nn.Conv2d(64, 128, 3, 2, 1, bias=False)
+        self.second = nn.Conv2d(128, 128, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(64, 128, 1, 2, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        b = F.relu(self.norms[1](self.first(F.relu(self.norms[0](x)))))
+        total = self.second(b) + self.shortcut(x)
+        return total, F.relu(self.norms[2](total))
+
+
+class Ends(nn.Module):
+    """A block that ends in a sum and its norm, with both handed out."""
+
+    def __init__(self, stride: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels) for channels in (inputs, outputs, outputs)])
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 or inputs != outputs else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = F.relu(self.norms[0](x))
+        b = F.relu(self.norms[1](self.first(a)))
+        total = self.second(b) + (x if self.shortcut is None else self.shortcut(a))
+        return total, F.relu(self.norms[2](total))
+
+
+SINGLE = {
+    "the same shape": (lambda: Ends(1, 64, 64), "Block"),
+    "more channels": (lambda: Ends(1, 16, 64), "Block"),
+    "a stride": (lambda: Ends(2, 64, 128), "Block"),
+    "a raw shortcut": (RawShortcut, "Tail"),
+}
+
+
 @pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("whole", [True, False])
-def test_either_result_may_be_used_alone(used: tuple[bool, bool], whole: bool) -> None:
-    """The gradient of a block on its own, against the formula in torch's own steps."""
-    model = fused(network("preactresnet18-64").double())
-    block = next(module for module in model.modules() if type(module) is (Block if whole else Tail))
-    channels = (block.first if isinstance(block, Block) else block.conv).in_channels
-    z, other = (torch.randn(4, channels, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("size", [(4, 6), (5, 7), (1, 2)])
+def test_a_block_alone(name: str, used: tuple[bool, bool], size: tuple[int, int]) -> None:
+    """Whatever is used of what it hands on, and for images of even and odd size."""
+    torch.manual_seed(0)
+    make, kind = SINGLE[name]
+    model = trained_norms(make()).double()
+    quick = fused(model)
+    assert kinds(quick) == [kind]
+    x = torch.randn(4, model.get_submodule("first").in_channels, *size, dtype=torch.float64, requires_grad=True)
 
-    def step(norm: nn.Module, image: Tensor) -> Tensor:
-        scale, shift = norm.get_buffer("scale"), norm.get_buffer("shift")
-        return (image * scale[:, None, None] + shift[:, None, None]).relu()
+    def gradient(network: nn.Module) -> Tensor:
+        value = sum(result.sin().sum() for result, use in zip(network(x), used, strict=True) if use)
+        return torch.autograd.grad(value, x)[0]
 
-    def by_layers() -> tuple[Tensor, Tensor]:
-        if isinstance(block, Block):
-            middle = step(block.between, F.conv2d(step(block.before, z), block.first.weight, padding=1))
-            total = F.conv2d(middle, block.second.weight, padding=1) + z
-        else:
-            total = F.conv2d(step(block.before, z), block.conv.weight, padding=1) + other
-        return total, step(block.after.norm, total)
-
-    def at_once() -> tuple[Tensor, Tensor]:
-        given = (z, step(block.before, z)) if isinstance(block, Block) else (z, other)
-        found: tuple[Tensor, Tensor] = block(*given)
-        return found
-
-    def gradients(results: tuple[Tensor, Tensor]) -> tuple[Tensor | None, ...]:
-        value = sum(result.sin().sum() for result, use in zip(results, used, strict=True) if use)
-        return torch.autograd.grad(value, (z, other), allow_unused=True)
-
-    for one, two in zip(gradients(at_once()), gradients(by_layers()), strict=True):
-        assert (one is None) == (two is None)
-        if one is not None:
-            assert two is not None
-            assert (one - two).norm() <= 1e-6 * two.norm()
+    for one, two in zip((*quick(x), gradient(quick)), (*model(x), gradient(model)), strict=True):
+        assert (one - two).norm() <= 1e-6 * two.norm()
 
 
 def test_few_images_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("wrn-10-4").double()
     quick = fused(model)
-    monkeypatch.setattr(blocks, "_tail", None)
+    monkeypatch.setattr(blocks, "_block", None)
     assert_same(quick, model, images(2))  # of four in a tile
     assert_same(quick, model, images(5))  # of eight in two
     with pytest.raises(TypeError):
@@ -139,7 +166,7 @@ def test_a_shadow_with_blocks_follows_its_model() -> None:
     spec = VARIANTS["he"]
     model = build("wrn-16-4", num_classes=10, mean=[0.5] * 3, std=[0.25] * 3, head=spec, seed=0).train()  # type: ignore[arg-type]
     shadow = Shadow(model, fuse_norms=True, fuse_blocks=True)
-    assert kinds(shadow.network) == ["Tail", "Block", "Tail", "Block", "Tail", "Block"]
+    assert kinds(shadow.network) == 6 * ["Block"]
     with torch.autocast("cpu", torch.bfloat16):
         before = shadow.network(images().float())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -153,7 +180,7 @@ def test_a_shadow_with_blocks_follows_its_model() -> None:
 
 
 class Unlike(nn.Module):
-    """A block, and what is none: a stride, a bias, weights in training, a middle used twice, a sum of other things."""
+    """A block, and what is none: a bias, weights in training, a middle used twice, a sum of other things."""
 
     def __init__(self, change: str) -> None:
         super().__init__()

@@ -21,18 +21,22 @@ pytestmark = [
     ),
 ]
 
-# (images, channels, height, width): those of the usual networks, and odd ones.
+# (images, inputs, outputs, height, width, stride): those of the usual networks, and odd ones.
 SHAPES = [
-    (128, 160, 32, 32),
-    (128, 320, 16, 16),
-    (128, 640, 8, 8),
-    (128, 64, 32, 32),
-    (128, 128, 16, 16),
-    (128, 256, 8, 8),
-    (128, 512, 4, 4),
-    (300, 64, 5, 7),
-    (96, 320, 3, 1),
-    (512, 512, 4, 4),
+    (128, 160, 160, 32, 32, 1),
+    (128, 320, 320, 16, 16, 1),
+    (128, 640, 640, 8, 8, 1),
+    (128, 16, 160, 32, 32, 1),
+    (128, 160, 320, 32, 32, 2),
+    (128, 64, 64, 32, 32, 1),
+    (128, 128, 128, 16, 16, 1),
+    (128, 256, 256, 8, 8, 1),
+    (128, 512, 512, 4, 4, 1),
+    (128, 64, 128, 32, 32, 2),
+    (128, 256, 512, 8, 8, 2),
+    (300, 64, 128, 5, 7, 2),
+    (96, 320, 64, 3, 1, 1),
+    (512, 512, 512, 4, 4, 1),
 ]
 
 
@@ -47,32 +51,41 @@ def close(value: Tensor, expected: Tensor) -> bool:
     return bool((value.double() - expected).norm() <= 2**-8 * expected.norm())
 
 
-@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("add", ["nothing", "other", "point"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_forwards_and_backwards_against_float64(shape: tuple[int, ...], add: bool) -> None:
-    """The first images, the last ones, and the same bits every time: a race would show in some of the runs."""
+def test_forwards_and_backwards_against_float64(shape: tuple[int, ...], add: str) -> None:
+    """The first images and the last, and the same bits every time: a race would show in some of the runs."""
     from hardsphere.kernels import convolve, convolve_back
 
-    count, channels = shape[:2]
-    x, other, y = image(*shape, seed=0), image(*shape, seed=1), image(*shape, seed=2).relu()
-    weight = image(channels, channels, 3, 3, seed=3) / (3 * channels**0.5)
-    scale, shift = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
-    factor, offset = scale.double()[:, None, None], shift.double()[:, None, None]
+    count, inputs, outputs, height, width, stride = shape
+    before, after = (count, inputs, height, width), (count, outputs, -(-height // stride), -(-width // stride))
+    y, gradient = image(*before, seed=0).relu(), image(*after, seed=1)
+    weight = image(outputs, inputs, 3, 3, seed=2) / (3 * inputs**0.5)
+    narrow = image(outputs, inputs, 1, 1, seed=3) / inputs**0.5
+    scale, shift = torch.rand(max(shape), device="cuda") + 0.5, torch.randn(max(shape), device="cuda")
+    other, more = (image(*after, seed=4), image(*before, seed=5)) if add == "other" else (None, None)
     ends = [0, 1, count - 1]
-    more = other[ends].double() if add else 0.0
-    total, out = convolve(x, weight, scale, shift, other if add else None)
-    expected = F.conv2d(x[ends].double(), weight.double(), padding=1) + more
-    if add:
+    exact = y[ends].double().requires_grad_()
+    expected = F.conv2d(exact, weight.double(), stride=stride, padding=1)
+    if add == "point":
+        expected = expected + F.conv2d(exact, narrow.double(), stride=stride)
+    (by_y,) = torch.autograd.grad(expected, exact, gradient[ends].double())
+    expected = expected.detach() if other is None else expected.detach() + other[ends].double()
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        points = ((y, narrow, stride), (gradient, narrow, stride)) if add == "point" else (None, None)
+        total, out = convolve(y, weight, scale[:outputs], shift[:outputs], stride, other, points[0])
+        return total, out, convolve_back(gradient, weight, scale[:inputs], y, stride, more, points[1])
+
+    total, out, back = run()
+    if add != "nothing":
         assert close(total[ends], expected)
+    factor, offset = (vector.double()[:outputs, None, None] for vector in (scale, shift))
     assert close(out[ends], (expected * factor + offset).relu())
-    back = convolve_back(x, weight, scale, y, other if add else None)
-    expected = F.conv_transpose2d(x[ends].double(), weight.double(), padding=1)
-    assert close(back[ends], torch.where(y[ends] > 0, expected * factor, 0) + more)
-    for _ in range(100):
-        again = convolve(x, weight, scale, shift, other if add else None)
-        assert torch.equal(again[1], out)
-        assert torch.equal(again[0], total if add else out)
-        assert torch.equal(convolve_back(x, weight, scale, y, other if add else None), back)
+    by_z = torch.where(y[ends] > 0, by_y * scale.double()[:inputs, None, None], 0)
+    assert close(back[ends], by_z if more is None else by_z + more[ends].double())
+    for _ in range(60):
+        assert all(torch.equal(one, two) for one, two in zip(run(), (total, out, back), strict=True))
 
 
 @pytest.mark.parametrize("name", ["preactresnet18", "wrn-16-10"])
