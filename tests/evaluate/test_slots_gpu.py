@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from test_slots import CASES, COUNT, RADIUS, Small, ball_for, in_slots
 
 from hardsphere.evaluate import Evaluation, evaluate
 from hardsphere.evaluate.slots import Slots
+from hardsphere.models import build
+from hardsphere.runtime import has_convolutions
 from hardsphere.threat import Ball
 
 pytestmark = pytest.mark.gpu
@@ -51,3 +55,29 @@ def test_the_whole_suite_in_half_precision_agrees_with_float32() -> None:
     assert 60 < exact < 240
     assert abs(quick - exact) <= 1
     assert results[0].card["about"]["crafting"].startswith("bf16")
+
+
+def test_a_residual_network_in_fused_blocks_agrees_with_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = build("wrn-10-4", num_classes=10, image_size=8, seed=0).cuda()
+    x = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(6)).cuda()
+    if not has_convolutions(x):
+        pytest.skip("needs a Hopper GPU")
+    model.train()
+    with torch.no_grad():
+        for _ in range(30):  # so that the norms know these images
+            model(x)
+    y = model.eval()(x).argmax(dim=1)
+    from hardsphere import kernels
+
+    asked = []
+    convolve = kernels.convolve
+    monkeypatch.setattr(kernels, "convolve", lambda *given: asked.append(given) or convolve(*given))
+    results: list[Any] = []
+    for fast in (False, True):
+        assert not asked
+        results.append(evaluate(model, x, y, Ball("linf", 0.006), suite="standard", fast=fast))
+    assert asked
+    exact, quick = (len(result.survivors()) for result in results)
+    assert 100 < exact < 250
+    assert abs(quick - exact) <= 3

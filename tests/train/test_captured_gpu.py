@@ -13,17 +13,20 @@ import pytest
 import torch
 
 from hardsphere.attacks.base import attacking
+from hardsphere.bench.subject import random_images
+from hardsphere.blocks import has_blocks
 from hardsphere.data import Augment, Batch, load, train_loader
 from hardsphere.noise import Noise
+from hardsphere.objectives.base import label_cross_entropy
 from hardsphere.recipes import recipe
-from hardsphere.runtime import exact_float32
+from hardsphere.runtime import autocast, exact_float32, has_convolutions
 from hardsphere.shadow import ALIKE, Shadow, departure
 from hardsphere.train import train
 from hardsphere.train.averaging import _move, _move_in_one_pass, make_average
 from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model
 from hardsphere.train.loop import Silence
-from hardsphere.train.step import Stepper
+from hardsphere.train.step import Stepper, fast_learner
 from hardsphere.train.tensors import read_tensors
 
 pytestmark = [
@@ -171,6 +174,35 @@ def test_the_shadow_answers_like_the_model() -> None:
             with attacking(model):
                 assert departure(shadow.network, model, x) <= ALIKE
             model.train()(x)  # moves the statistics
+
+
+@pytest.mark.parametrize("name", ["preactresnet18", "wrn-16-10"])
+def test_the_attack_on_fused_blocks_is_as_strong(name: str) -> None:
+    """It takes the model's own loss, in float32, as far up as the attack on the model itself does."""
+    changes = {"model": name, "batch": "128", "precision": "bf16"}
+    config, data = recipe("cifar10/pgd-he", changes), random_images(128)
+    device = torch.device("cuda")
+    x, y = torch.rand(128, 3, 32, 32, device=device), torch.arange(128, device=device) % 10
+    if not has_convolutions(x):
+        pytest.skip("needs a Hopper GPU")
+    x = x.contiguous(memory_format=torch.channels_last)
+    model = build_model(config, data).to(device).to(memory_format=torch.channels_last).train()
+    plain = Stepper(config, model, make_average(config, model), device, 10).plain
+    for _ in range(5):  # so that no norm is the identity
+        model(x)
+    fast = fast_learner(plain, config.precision, x, Compiler(refusing), refusing)
+    assert fast.stand_in is not None
+    assert has_blocks(fast.stand_in())
+
+    def loss(images: torch.Tensor) -> float:
+        with exact_float32(), attacking(model), torch.no_grad():
+            return float(torch.nn.functional.cross_entropy(model(images), y))
+
+    noise = Noise(0, torch.arange(128, device=device))
+    with autocast(config.precision, device):
+        climbs = [loss(learner.maximise(label_cross_entropy(y), x, noise)) - loss(x) for learner in (plain, fast, fast)]
+    assert climbs[0] > 0.2
+    assert climbs[1:] == pytest.approx([climbs[0]] * 2, rel=0.03)
 
 
 @pytest.mark.parametrize("augment", [Augment(2, "zero", True, 2, 1.0), Augment(2, "reflect", True)])
