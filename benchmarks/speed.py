@@ -224,15 +224,16 @@ def _epoch(name: str, row: Result) -> str:
 
 
 def _measured_again(rows: Mapping[str, Result], others: Mapping[str, Sequence[Result]]) -> list[str]:
-    """The same step in other runs, on another day or machine: the table must not be the best of many."""
+    """The same step and code in other runs: the table must not be the best of many."""
 
     def rate(row: Result) -> str:
         return f"{row['images_per_second']:,.0f} (matrix products at {row['gemm_tflops']:.0f} TFLOP/s)"
 
+    same = {name: [row for row in again if code(row) == code(rows[name])] for name, again in others.items()}
     return [
         f"- {rows[name]['model']}, batch {rows[name]['batch']}, in the table {rate(rows[name])}, made in other runs "
         f"{' and '.join(map(rate, again))} images/s."
-        for name, again in others.items()
+        for name, again in same.items()
         if again
     ]
 
@@ -272,20 +273,35 @@ def _parts(row: Result) -> list[str]:
 
 def _profiles(rows: Mapping[str, Result]) -> str:
     groups = list(dict.fromkeys(group for row in rows.values() for group in row["profile"]["groups"]))
-    cells = [[group, *(f"{row['profile']['groups'][group]:.1%}" for row in rows.values())] for group in groups]
+    shares = {group: [row["profile"]["groups"].get(group, 0.0) for row in rows.values()] for group in groups}
+    cells = [[group, *(f"{one:.1%}" for one in some)] for group, some in shares.items() if max(some) >= 0.0005]
     cells.append(["kernels a step", *(f"{row['profile']['kernels_per_step']:,.0f}" for row in rows.values())])
     cells.append(["a kernel lasts, on average", *(f"{_kernel_microseconds(row):.0f} µs" for row in rows.values())])
     cells.append(["between kernels, of all time", *(f"{row['profile']['idle_share']:.1%}" for row in rows.values())])
-    longest = "; ".join(
-        f"of {name}, {sum(kernel['share'] for kernel in row['profile']['longest'][:4]):.0%}"
-        for name, row in rows.items()
-    )
+    bounds = "; ".join(f"of {name}, {_bound(row)}" for name, row in rows.items())
     return (
         f"Kernels of replayed steps, batch 128, from the same runs (`--profile`):\n\n{table(['', *rows], cells)}\n\n"
-        f"The four longest kernels, all of them cuDNN's implicit matrix products, take so much of the kernels' time: "
-        f"{longest}. A wide network is bound by them; a narrow one also by the time between its many short kernels, "
-        "which is why a larger batch helps it most."
+        "Residual blocks under attack are kernels of our own ([how](../docs/speed.md)); the convolutions of the update "
+        f"are cuDNN's. What takes most of the kernels' time: {bounds}. The rate counts all products of a convolution, "
+        "also those with the zeros around an image, which our kernels leave out. A wide network is bound by its "
+        "convolutions; a narrow one also by the time between its many short kernels, which is why a larger batch helps "
+        "it most."
     )
+
+
+_OURS = "_convolution"
+
+
+def _bound(row: Result) -> str:
+    """The kernels that take most of the time: our own convolutions with their rate, or else the four longest."""
+    longest = row["profile"]["longest"]
+    ours = next((kernel for kernel in longest if kernel["name"] == _OURS), None)
+    if ours is None:
+        return f"{sum(kernel['share'] for kernel in longest[:4]):.0%} four of cuDNN's, with older code"
+    passes, update = 2 * row["attack_steps"], 3  # in forward passes
+    flops = row["tflops"] / row["images_per_second"] * row["batch"] * passes / (passes + update)
+    rate = flops / (1e-3 * ours["milliseconds"])
+    return f"{ours['share']:.0%} our own, at {rate:.0f} TFLOP/s (matrix products: {row['gemm_tflops']:.0f})"
 
 
 def _kernel_microseconds(row: Result) -> float:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,62 @@ def test_blocks_know_the_tiles() -> None:
     assert convolution.IMAGES == blocks._IMAGES
     for width in (*blocks._WIDTHS, *blocks._NARROW):
         assert any(width % sum(tile) == 0 for tile in convolution.TILES)
+
+
+class Hopper:
+    """What Triton asks of a driver before it compiles; there is no GPU behind it."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], list[Any]]]:
+    """Compiles for a Hopper GPU; tells which kernels there are by now."""
+    pytest.importorskip("triton")
+    from triton.runtime.driver import driver
+
+    from hardsphere.kernels import convolution
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "_active", Hopper())
+    caches = convolution._convolution.device_caches
+    caches.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Triton has words about its next version
+        yield lambda: [kernel for cache in caches.values() for kernel in cache[0].values()]
+    caches.clear()
+
+
+def test_kernels_are_compiled_together(compiled: Callable[[], list[Any]]) -> None:
+    """Asked for twice, compiled once; nothing is launched, which could not be done here."""
+    from hardsphere.kernels import compiled_together, convolution
+
+    with compiled_together():
+        for add in ("nothing", "other", "other"):
+            convolution.convolve(*bf16(forwards(SHAPES[1], 1, add)))
+            convolution.convolve_back(*bf16(backwards(SHAPES[1], 1, add)))
+        assert not compiled()
+    assert len(compiled()) == 4
+    assert all(".target sm_90a" in kernel.asm["ptx"] for kernel in compiled())
+    assert convolution._awaited is None
+
+
+def test_what_cannot_be_compiled_is_said(compiled: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardsphere.kernels import compiled_together, convolution
+
+    monkeypatch.setattr(convolution, "_WARPS", 3)
+    with pytest.raises(Exception, match="num_warps"), compiled_together():
+        convolution.convolve(*bf16(forwards(SHAPES[1], 1, "nothing")))
+    assert convolution._awaited is None
 
 
 @pytest.mark.parametrize("stride", [1, 2])

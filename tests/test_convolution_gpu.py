@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.blocks import has_blocks
+from hardsphere.blocks import compile_kernels, has_blocks
 from hardsphere.evaluate.crafting import HalfPrecision
 from hardsphere.models import build
 from hardsphere.runtime import exact_float32, has_convolutions
@@ -116,6 +116,18 @@ def test_fused_blocks_answer_like_single_layers(name: str) -> None:
     exact, by_layers, by_blocks = found
     assert (by_blocks - exact).norm() <= 1.2 * (by_layers - exact).norm()
     assert (by_layers - exact).norm() <= 0.5 * exact.norm()
+
+
+def test_all_kernels_of_a_network_are_compiled_ahead() -> None:
+    from hardsphere.kernels import convolution
+
+    network = HalfPrecision(build("wrn-10-4", num_classes=10, image_size=32, seed=0).cuda(), blocks=True)
+    x = torch.rand(128, 3, 32, 32, device="cuda").requires_grad_()
+    compile_kernels(network, x)
+    (cache,) = (cache[0] for cache in convolution._convolution.device_caches.values())
+    before = len(cache)
+    torch.autograd.grad(network(x).sum(), x)
+    assert 0 < before == len(cache)
 
 
 def test_a_batch_that_would_leave_the_tiles_empty_goes_layer_by_layer() -> None:

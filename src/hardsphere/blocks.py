@@ -93,6 +93,17 @@ def has_blocks(network: nn.Module) -> bool:
     return any(isinstance(module, Block | Tail) for module in network.modules())
 
 
+def compile_kernels(network: nn.Module, x: Tensor) -> None:
+    """Have the kernels ready that a pass through the network and back needs for images like these, if it has blocks."""
+    if not (x.is_cuda and has_blocks(network)):
+        return
+    from hardsphere import kernels
+
+    image = x.detach().clone().requires_grad_()
+    with kernels.compiled_together(), torch.enable_grad():
+        torch.autograd.grad(network(image).float().sum(), image)
+
+
 def many(x: Tensor) -> Tensor:
     """These images, over and over again, until there are enough of them for the kernels."""
     return x if len(x) >= _IMAGES else x[torch.arange(_IMAGES, device=x.device) % len(x)]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.blocks import has_blocks, many
+from hardsphere.blocks import compile_kernels, has_blocks, many
 from hardsphere.errors import HardsphereError
 from hardsphere.runtime import autocast, has_convolutions
 from hardsphere.shadow import ALIKE, Shadow, departure
@@ -56,7 +56,9 @@ def stand_in(model: nn.Module, x: Tensor) -> HalfPrecision | str:
             continue
         try:
             half = HalfPrecision(model, norms, blocks)
-            away = departure(half, model, many(x) if has_blocks(half) else x)
+            images = many(x) if has_blocks(half) else x
+            compile_kernels(half, images)
+            away = departure(half, model, images)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             continue

@@ -13,7 +13,10 @@ first travels through registers, and those were seen to be overwritten while a p
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -154,6 +157,27 @@ def _convolution(x, w, w_beside, x_rest, w_rest, w_beside_rest, p, v, v_beside, 
         _finish(beside, out_beside, other_beside, more_beside, scale, shift, image, place, channel + TILE, BESIDE, BACK, ADD, KEEP)  # fmt: skip  # noqa: E501
 
 
+# What is to be compiled together, while something is. No variable of a context: torch goes backwards in other threads.
+_awaited: list[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compute no convolution that is asked for inside, but compile the kernels for all of them side by side at the end.
+
+    One after the other, as they are come upon, those of a deep network take some twenty seconds.
+    """
+    global _awaited
+    _awaited = []
+    try:
+        yield
+        with ThreadPoolExecutor() as threads, triton.AsyncCompileMode(threads):
+            for given, settings in _awaited:
+                _convolution.warmup(*given, grid=(1,), **settings)
+    finally:
+        _awaited = None
+
+
 def convolve(
     x: Tensor,
     weight: Tensor,
@@ -252,7 +276,7 @@ def _launch(
         return [_boxes(_rows(image), (IMAGES, size)) for image in (out, out if other is None else other, more)]
 
     taps = factors(x, weight, depths[0])
-    _convolution[(groups * height * width * (outputs // sum(tile)),)](
+    given = (
         *taps,
         *(taps if point is None else factors(pointed, point_weight, depths[1])),
         *results(min(tile.width, _SLICE)),
@@ -263,23 +287,29 @@ def _launch(
         width,
         *x.shape[2:],
         pointed.shape[3],
-        INPUTS=x.shape[1],
-        POINTS=0 if point is None else pointed.shape[1],
-        OUTPUTS=outputs,
-        STRIDE=stride,
-        POINT_STRIDE=point_stride,
-        IMAGES=IMAGES,
-        DEPTH=depths[0],
-        POINT_DEPTH=depths[1],
-        SLICE=_SLICE,
-        TILE=tile.width,
-        BESIDE=tile.beside,
-        BACK=back,
-        ADD=other is not None,
-        KEEP=keep,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
     )
+    settings = {
+        "INPUTS": x.shape[1],
+        "POINTS": 0 if point is None else pointed.shape[1],
+        "OUTPUTS": outputs,
+        "STRIDE": stride,
+        "POINT_STRIDE": point_stride,
+        "IMAGES": IMAGES,
+        "DEPTH": depths[0],
+        "POINT_DEPTH": depths[1],
+        "SLICE": _SLICE,
+        "TILE": tile.width,
+        "BESIDE": tile.beside,
+        "BACK": back,
+        "ADD": other is not None,
+        "KEEP": keep,
+        "num_warps": _WARPS,
+        "num_stages": _STAGES,
+    }
+    if _awaited is None:
+        _convolution[(groups * height * width * (outputs // sum(tile)),)](*given, **settings)
+    else:
+        _awaited.append((given, settings))
 
 
 def _rows(image: Tensor) -> Tensor:

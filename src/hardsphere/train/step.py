@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hardsphere.attacks.base import attacking
 from hardsphere.attacks.pgd import Fuse, as_it_is
-from hardsphere.blocks import has_blocks
+from hardsphere.blocks import compile_kernels, has_blocks
 from hardsphere.config import Config
 from hardsphere.data import Batch
 from hardsphere.noise import Noise
@@ -217,6 +217,7 @@ def _doubt(shadow: Shadow, model: nn.Module, x: Tensor) -> str | None:
     """
     try:
         with without_kernel_search(), attacking(model):  # once: not worth a search
+            compile_kernels(shadow.network, x)
             away = departure(shadow.network, model, x if has_blocks(shadow.network) else x[:2])
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
