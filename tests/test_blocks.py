@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frozen import trained_norms
-from hardsphere import blocks
-from hardsphere.blocks import Block, Tail, fuse_blocks, has_blocks, many
+from hardsphere.blocks import functions, fuse_blocks, has_blocks, layers, many
+from hardsphere.blocks.layers import Block, Tail
 from hardsphere.models import build
 from hardsphere.norms import fuse_norms
 from hardsphere.recipes import VARIANTS
@@ -21,7 +21,7 @@ from hardsphere.sphere import attach
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_IMAGES", 4)
+    monkeypatch.setattr(layers, "IMAGES", 4)
 
 
 def network(name: str) -> nn.Module:
@@ -85,9 +85,9 @@ def test_the_functions_keep_torchs_rules() -> None:
     other.requires_grad_()
     a = (t * vectors[0][:, None, None]).relu().detach()
     narrow = torch.randn(64, 64, 1, 1) / 8
-    torch.library.opcheck(blocks._block, (t, a, *weights, None, 1, *vectors))
-    torch.library.opcheck(blocks._block, (t, a, *weights, narrow, 2, *vectors))
-    torch.library.opcheck(blocks._tail, (t, a, other, weights[0], *vectors[:3]))
+    torch.library.opcheck(functions.block, (t, a, *weights, None, 1, *vectors))
+    torch.library.opcheck(functions.block, (t, a, *weights, narrow, 2, *vectors))
+    torch.library.opcheck(functions.tail, (t, a, other, weights[0], *vectors[:3]))
 
 
 class RawShortcut(nn.Module):
@@ -154,7 +154,7 @@ def test_a_block_alone(name: str, used: tuple[bool, bool], size: tuple[int, int]
 def test_few_images_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("wrn-10-4").double()
     quick = fused(model)
-    monkeypatch.setattr(blocks, "_block", None)
+    monkeypatch.setattr(layers, "block", None)
     assert_same(quick, model, images(2))  # of four in a tile
     assert_same(quick, model, images(5))  # of eight in two
     with pytest.raises(TypeError):

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import interpreted
-from hardsphere import blocks
+from hardsphere.blocks import finding, layers
 
 pytestmark = pytest.mark.check
 
@@ -124,8 +124,8 @@ def test_blocks_know_the_tiles() -> None:
     pytest.importorskip("triton")
     from hardsphere.kernels import convolution
 
-    assert convolution.IMAGES == blocks._IMAGES
-    for width in (*blocks._WIDTHS, *blocks._NARROW):
+    assert convolution.IMAGES == layers.IMAGES
+    for width in (*finding.WIDTHS, *finding.NARROW):
         assert any(width % sum(tile) == 0 for tile in convolution.TILES)
 
 
