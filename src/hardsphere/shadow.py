@@ -26,6 +26,9 @@ from hardsphere.sphere import SphereHead
 ALIKE = 0.1
 """The largest `departure` of a stand-in that differs from its model by no more than the rounding of bf16."""
 
+ALONG = 0.5
+"""The least `agreement` of a stand-in with kernels of our own: rounding to bf16 leaves 0.9 and more."""
+
 # Layers whose weights autocast casts before anything else happens to them. Subclasses may do more with their weights.
 _CAST = (nn.Conv2d, nn.Linear)
 
@@ -122,6 +125,22 @@ def departure(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:
     with torch.no_grad():
         expected = model(x).float()
         return float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def agreement(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:
+    """The cosine between the gradients of a stand-in's answers for ``x`` and of the model's.
+
+    Kernels that go backwards wrongly make an attack weak and every number flattering, and no answer would show it.
+    """
+
+    def gradient(network: nn.Module) -> Tensor:
+        image = x.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            answers = network(image).float()
+            weights = torch.linspace(-1.0, 1.0, answers[0].numel(), device=x.device)
+            return torch.autograd.grad((answers.flatten(1) * weights).sum(), image)[0].flatten().float()
+
+    return float(F.cosine_similarity(gradient(stand_in), gradient(model), dim=0))
 
 
 class _Widened(nn.Module):

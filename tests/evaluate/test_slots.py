@@ -14,9 +14,11 @@ from toys import Linear, labelled, radius_at
 from hardsphere import attacks
 from hardsphere.attacks import AttackResult, Stop, losses
 from hardsphere.attacks.programs import PROGRAMS, program
-from hardsphere.evaluate import Entry, Progress, evaluate, witness
+from hardsphere.blocks import functions, has_blocks
+from hardsphere.evaluate import Entry, Progress, crafting, evaluate, witness
 from hardsphere.evaluate.crafting import HalfPrecision, stand_in
 from hardsphere.evaluate.slots import Judged, Slots
+from hardsphere.models import build
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
 
@@ -184,6 +186,25 @@ def test_half_precision_answers_like_the_model() -> None:
     assert float((logits - exact).abs().max()) < 0.03 * float(exact.abs().max())
     assert not torch.equal(logits, exact)
     assert isinstance(stand_in(model, x), HalfPrecision)
+
+
+@pytest.mark.parametrize("defect", ["none", "forwards", "backwards"])
+def test_fused_blocks_stand_in_if_they_are_sound(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks on kernels that go backwards wrongly would be weak, and the model would look strong."""
+    forwards, backwards = functions.convolve, functions.convolve_back
+    if defect == "forwards":
+        monkeypatch.setattr(functions, "convolve", lambda *a, **b: [2 * image for image in forwards(*a, **b)])
+    if defect == "backwards":
+        monkeypatch.setattr(functions, "convolve_back", lambda *a, **b: -backwards(*a, **b))
+    monkeypatch.setattr(crafting, "has_convolutions", lambda x: True)
+    model = build("wrn-10-4", num_classes=10, image_size=8, seed=0)
+    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    model.train()(x)  # so that no norm is the identity
+    half = stand_in(model.eval(), x)
+    assert isinstance(half, HalfPrecision)
+    assert has_blocks(half) == (defect == "none")
+    with torch.no_grad():
+        assert (half(x) - model(x)).norm() < 0.03 * model(x).norm()
 
 
 def test_what_half_precision_changes_by_far_has_no_stand_in() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from hardsphere.blocks import functions, has_blocks, layers
 from hardsphere.data import Augment, load, train_loader
 from hardsphere.data.sources import Batch
 from hardsphere.noise import Noise
 from hardsphere.objectives import Learner
 from hardsphere.recipes import recipe
+from hardsphere.train import step
 from hardsphere.train.averaging import _move, _move_in_one_pass, make_average
 from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model
@@ -134,6 +137,46 @@ def test_a_network_that_bf16_weights_do_not_suit_has_no_shadow(network: type[nn.
     assert "do not take bf16 weights" in said[0]
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("defect", "reason"),
+    [
+        ("none", None),
+        ("forwards", "its answers change by"),
+        ("backwards", "its gradients point elsewhere"),
+        ("refusal", "RuntimeError: no such kernel"),
+    ],
+)
+def test_fused_blocks_are_attacked_if_they_are_sound(
+    defect: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they are kernels; a kernel that goes wrong is not used, and that is said."""
+    forwards, backwards = functions.convolve, functions.convolve_back
+
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("no such kernel")
+
+    changes: dict[str, dict[str, Callable[..., Any]]] = {
+        "none": {},
+        "forwards": {"convolve": lambda *given, **more: [2 * image for image in forwards(*given, **more)]},
+        "backwards": {"convolve_back": lambda *given, **more: -backwards(*given, **more)},
+        "refusal": {"convolve": refuse},
+    }
+    for name, changed in changes[defect].items():
+        monkeypatch.setattr(functions, name, changed)
+    monkeypatch.setattr(step, "has_convolutions", lambda x: True)
+    config = recipe("digits/pgd-he", {"model": "wrn-10-4"})
+    model = build_model(config, load("digits"))
+    x = torch.rand(layers.IMAGES, 1, 8, 8)
+    model.train()(x)  # so that no norm is the identity
+    said: list[str] = []
+    learner = Learner(model, None, config.attack.adversary())
+    stand_in = fast_learner(learner, "bf16", x, compiler(), said.append).stand_in
+    assert stand_in is not None
+    assert has_blocks(stand_in()) == (reason is None)
+    assert len(said) == (reason is not None)
+    assert reason is None or (reason in said[0] and "slower" in said[0])
 
 
 @pytest.mark.parametrize("augment", [AUGMENT, Augment(pad=2, padding="reflect", flip=True)])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hardsphere.blocks import compile_kernels, has_blocks, many
 from hardsphere.errors import HardsphereError
 from hardsphere.runtime import autocast, has_convolutions
-from hardsphere.shadow import ALIKE, Shadow, departure
+from hardsphere.shadow import ALIKE, ALONG, Shadow, agreement, departure
 from hardsphere.sphere import final_linear
 
 
@@ -59,10 +59,11 @@ def stand_in(model: nn.Module, x: Tensor) -> HalfPrecision | str:
             images = many(x) if has_blocks(half) else x
             compile_kernels(half, images)
             away = departure(half, model, images)
+            along = agreement(half, model, images) if has_blocks(half) else 1.0
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             continue
-        if away <= ALIKE:
+        if away <= ALIKE and along >= ALONG:
             return half
         reason = f"its answers change by {100 * away:.0f} %"
     return reason

@@ -215,7 +215,7 @@ def convolve_back(
     If a 1x1 convolution had read the same input, the point is (gradient by its result, weight, stride). If there is
     another gradient by z, it is added.
     """
-    back = torch.empty_like(y)
+    back = _empty(y, *y.shape[1:])
     _launch(gradient, weight, stride, point, back, other, y, scale, scale, back=True, keep=False)
     return back
 

@@ -22,7 +22,7 @@ from hardsphere.noise import Noise
 from hardsphere.objectives import Learner, Losses
 from hardsphere.objectives.base import State
 from hardsphere.runtime import autocast, has_convolutions, without_kernel_search
-from hardsphere.shadow import ALIKE, Shadow, departure
+from hardsphere.shadow import ALIKE, ALONG, Shadow, agreement, departure
 from hardsphere.sphere import find_head
 from hardsphere.train.averaging import Average
 from hardsphere.train.capture import Captured
@@ -211,17 +211,22 @@ def compiled_twin(plain: Learner, fused: Fuse) -> Learner:
 
 
 def _doubt(shadow: Shadow, model: nn.Module, x: Tensor) -> str | None:
-    """Why the shadow cannot stand in for the model: it must give its answers, up to rounding.
+    """Why the shadow cannot stand in for the model: it must give its answers, and its gradients, up to rounding.
 
     Layers that take no bf16 weights raise an error; kernels of our own are asked with the whole batch, as they will be.
     """
+    fused = has_blocks(shadow.network)
+    images = x if fused else x[:2]
     try:
         with without_kernel_search(), attacking(model):  # once: not worth a search
-            compile_kernels(shadow.network, x)
-            away = departure(shadow.network, model, x if has_blocks(shadow.network) else x[:2])
+            compile_kernels(shadow.network, images)
+            away = departure(shadow.network, model, images)
+            along = agreement(shadow.network, model, images) if fused else 1.0
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return None if away <= ALIKE else f"its answers change by {100 * away:.0f} %"
+    if not away <= ALIKE:
+        return f"its answers change by {100 * away:.0f} %"
+    return None if along >= ALONG else "its gradients point elsewhere"
 
 
 def _weighed(losses: Losses) -> tuple[Tensor, Totals]:
