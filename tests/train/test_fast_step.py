@@ -179,6 +179,16 @@ def test_fused_blocks_are_attacked_if_they_are_sound(
     assert reason is None or (reason in said[0] and "slower" in said[0])
 
 
+def test_a_network_without_blocks_is_attacked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "has_convolutions", lambda x: True)
+    config = recipe("digits/pgd-he", {"model": "cnn-4"})
+    model = build_model(config, load("digits"))
+    learner = Learner(model, None, config.attack.adversary())
+    stand_in = fast_learner(learner, "bf16", torch.rand(2, 1, 8, 8), compiler(), refusing).stand_in
+    assert stand_in is not None
+    assert type(stand_in()) is type(model)
+
+
 @pytest.mark.parametrize("augment", [AUGMENT, Augment(pad=2, padding="reflect", flip=True)])
 def test_compiled_batches_are_the_same(augment: Augment) -> None:
     """Epoch after epoch without compiling anew; the pixels lie in another order in memory."""

@@ -195,6 +195,8 @@ def fast_learner(
             return twin
         for kernels in (True, False) if has_convolutions(x) else (False,):
             shadow = Shadow(plain.model, fuse_norms=kernels, fuse_blocks=kernels)
+            if kernels and not has_blocks(shadow.network):
+                continue  # what torch's compiler makes of the network as it is gains as much
             doubt = _doubt(shadow, plain.model, x)
             if doubt is None:
                 return replace(twin, stand_in=shadow.refresh)
