@@ -28,6 +28,7 @@ def convolve(
     other: Tensor | None = None,
     point: Point | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """(total, max(scale total + shift, 0)), where total is the 3x3 convolution of x and what is to be added to it."""
     if x.is_cuda:
         from hardsphere import kernels
 
@@ -47,6 +48,7 @@ def convolve_back(
     other: Tensor | None = None,
     point: Point | None = None,
 ) -> Tensor:
+    """From the gradient by a convolution's result, that by z, of which its input is y = max(scale z + shift, 0)."""
     if gradient.is_cuda:
         from hardsphere import kernels
 
