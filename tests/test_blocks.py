@@ -224,6 +224,32 @@ def test_only_blocks_are_taken_for_blocks(change: str, expected: list[str]) -> N
     assert_same(quick, model, x)
 
 
+class Uneven(nn.Module):
+    """The second halves of blocks whose convolution gives other channels than it takes, or whose sum broadcasts."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels) for channels in (64, outputs)])
+        self.second = nn.Conv2d(64, outputs, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.second(F.relu(self.norms[0](x))) + x.mean((1, 2, 3), keepdim=True)
+        return total + F.relu(self.norms[1](total))
+
+
+@pytest.mark.parametrize("outputs", [64, 72, 128])
+def test_uneven_halves_stay_the_same_function(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels add no images of other shapes, so they are not asked."""
+    monkeypatch.setattr(layers, "tail", None)
+    torch.manual_seed(0)
+    model = trained_norms(Uneven(outputs)).double()
+    quick = fused(model)
+    assert kinds(quick) == (["Tail"] if outputs == 64 else [])
+    x = torch.randn(4, 64, 5, 6, dtype=torch.float64)
+    assert_same(quick, model, x)
+    assert_same(torch.compile(quick, backend="aot_eager", dynamic=False), model, x)  # type: ignore[arg-type]
+
+
 def test_images_are_made_many() -> None:
     x = torch.arange(3.0)[:, None]
     assert many(x).flatten().tolist() == [0, 1, 2, 0]

@@ -8,7 +8,8 @@ class vectors of a hypersphere head, normalised in float32. Where there are kern
 convolutions is done together with them (`hardsphere.norms`, `hardsphere.blocks`).
 
 Training attacks a shadow of the live model, and evaluation builds its stand-in in half precision on one of a frozen
-model. Whether either may stand in for the model is asked before it does: `departure`.
+model. Whether either may stand in for the model is asked before it does: `departure`, and with kernels of our own
+`agreement`.
 """
 
 from __future__ import annotations

@@ -58,11 +58,11 @@ def test_the_whole_suite_in_half_precision_agrees_with_float32() -> None:
 
 
 def test_a_residual_network_in_fused_blocks_agrees_with_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = build("wrn-10-4", num_classes=10, image_size=8, seed=0).cuda()
     x = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(6)).cuda()
     if not has_convolutions(x):
         pytest.skip("needs a Hopper GPU")
+    torch.manual_seed(0)
+    model = build("wrn-10-4", num_classes=10, image_size=8, seed=0).cuda()
     model.train()
     with torch.no_grad():
         for _ in range(30):  # so that the norms know these images

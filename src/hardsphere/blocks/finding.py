@@ -43,12 +43,12 @@ def _block_before(
     for last, other in (node.args, node.args[::-1]):
         second, middle = _convolution(network, last, node, kernel=3)
         between, z = _activation(network, middle, last)
-        if second is None or between is None or second.stride != (1, 1) or not _is_wide(second.in_channels):
+        if second is None or between is None or not _keeps_the_shape(second) or not _is_wide(second.in_channels):
             continue
         first, a = _convolution(network, z, middle, kernel=3)
         shortcut, source = _convolution(network, other, node, kernel=1)
         before, t = _before(network, a, norms)
-        same = shortcut is None and other is t and first is not None and first.stride == (1, 1)
+        same = shortcut is None and other is t and first is not None and _keeps_the_shape(first)
         changed = shortcut is not None and source is a and first is not None and first.stride == shortcut.stride
         if first is not None and before is not None and (same or changed) and _has_tiles(first.in_channels):
             return Block(before, first, between, second, after, shortcut), t, cast(fx.Node, a)
@@ -95,6 +95,10 @@ def _is_fusable(layer: nn.Conv2d, kernel: int) -> bool:
     plain = layer.groups == 1 and layer.bias is None and layer.padding_mode == "zeros" and layer.dilation == (1, 1)
     sized = layer.kernel_size == (kernel, kernel) and layer.padding == (kernel // 2, kernel // 2)
     return plain and sized and layer.stride in ((1, 1), (2, 2)) and not layer.weight.requires_grad
+
+
+def _keeps_the_shape(layer: nn.Conv2d) -> bool:
+    return layer.stride == (1, 1) and layer.in_channels == layer.out_channels
 
 
 def _is_wide(channels: int) -> bool:

@@ -25,7 +25,7 @@ def block(
     scale_after: Tensor,
     shift_after: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(b, t', a')."""
+    """(b, t', a'). What only the way back needs is given as well, for autograd to keep: scale_before, and t."""
     _, b = convolve(a, first, scale_between, shift_between, stride=stride)
     if shortcut is None:
         return b, *convolve(b, second, scale_after, shift_after, other=t)
@@ -61,7 +61,7 @@ def tail(
     scale_after: Tensor,
     shift_after: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """(t', a')."""
+    """(t', a'). Of z only a is asked; it is given for autograd to lead back to, and the scale before it to do so."""
     return convolve(a, weight, scale_after, shift_after, other=other)
 
 

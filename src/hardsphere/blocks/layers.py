@@ -56,7 +56,7 @@ class Tail(nn.Module):
 
     def forward(self, z: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         a = self.before(z)
-        if not _suits(a):
+        if not _suits(a) or other.shape != a.shape or other.dtype != a.dtype:  # sums broadcast; kernels do not
             return cast("tuple[Tensor, Tensor]", self.after(self.conv(a), other))
         after = self.after.norm
         return cast(

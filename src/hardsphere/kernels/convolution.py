@@ -35,6 +35,9 @@ _SLICE = 64  # output channels that are finished at a time: more do not fit into
 _STAGES = 3  # loads in flight; with three, two tiles share a multiprocessor, and one computes while the other loads
 _WARPS = 4
 
+_WIDE = 64  # a narrower tile is taken only for channels that no wide one divides
+_MOST_PROCESSORS = 0.8  # of all that must have a tile; else the next narrower tile gives more of them one
+
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _taps(place, size, STRIDE: tl.constexpr, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -165,7 +168,7 @@ _awaited: list[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
 def compiled_together() -> Iterator[None]:
     """Compute no convolution that is asked for inside, but compile the kernels for all of them side by side at the end.
 
-    One after the other, as they are come upon, those of a deep network take some twenty seconds.
+    A deep network has some twenty kernels, and one after the other each of them takes its time.
     """
     global _awaited
     _awaited = []
@@ -235,10 +238,9 @@ class _Tile(NamedTuple):
 def _tile(outputs: int, pixels: int, device: torch.device) -> _Tile:
     """The widest tile that leaves no channels over and still gives every multiprocessor something to do."""
     fitting = [_Tile(*tile) for tile in TILES if outputs % sum(tile) == 0]
-    processors = _processors(device)
-    busy = [tile for tile in fitting if tile.width >= 64 and pixels * outputs // sum(tile) >= 0.8 * processors]
-    wide = [tile for tile in fitting if tile.width >= 64]
-    return (busy or wide[-1:] or fitting)[0]
+    choice = [tile for tile in fitting if tile.width >= _WIDE] or fitting
+    enough = _MOST_PROCESSORS * _processors(device)
+    return next((tile for tile in choice if pixels * outputs // sum(tile) >= enough), choice[-1])
 
 
 def _processors(device: torch.device) -> int:
