@@ -25,7 +25,7 @@ def block(
     scale_after: Tensor,
     shift_after: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(b, t', a'). What only the way back needs is given as well, for autograd to keep: scale_before, and t."""
+    """(b, t', a'). The way back needs scale_before, and beside a shortcut it needs t, to lead there."""
     _, b = convolve(a, first, scale_between, shift_between, stride=stride)
     if shortcut is None:
         return b, *convolve(b, second, scale_after, shift_after, other=t)
