@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 
 from hardsphere.noise import Noise
@@ -21,6 +22,11 @@ def test_seed_sample_and_purpose_each_change_the_stream() -> None:
 def test_a_step_may_be_a_tensor() -> None:
     noise = Noise(0, torch.arange(4))
     assert torch.equal(noise.fold(torch.tensor(5)).bits(3), noise.fold(5).bits(3))
+
+
+def test_seeds_and_steps_of_numpy_are_those_of_python() -> None:
+    ids = torch.arange(4)
+    assert torch.equal(Noise(np.int64(3), ids).fold(np.int64(2)).bits(3), Noise(3, ids).fold(2).bits(3))
 
 
 def test_moments_and_ranges() -> None:

@@ -88,6 +88,26 @@ def test_an_l1_step_goes_where_the_box_lets_it() -> None:
     torch.testing.assert_close(Ball("l1", 1).step(x, gradient, 0.25), torch.tensor([[1.0, 0.0, 0.75]]))
     stuck = Ball("l1", 1).step(x[:, :2], gradient[:, :2], 0.25)
     assert torch.equal(stuck, x[:, :2])
+    long = Ball("l1", 1).step(x, gradient, 0.75)
+    torch.testing.assert_close(long, torch.tensor([[1.0, 0.0, 1.0]]))
+
+
+@properties
+@given(pixels, numbers, st.floats(0.01, 20.0))
+def test_an_l1_step_is_the_best_that_the_box_allows(x: Tensor, gradient: Tensor, size: float) -> None:
+    """maximise g.d with |d|_1 <= size and x + d in the box, as a linear programme in the parts up and down of d."""
+    step = (Ball("l1", 1).step(x, gradient, size) - x).flatten(1).numpy()
+    for d, start, slope in zip(step, x.flatten(1).numpy(), gradient.flatten(1).numpy(), strict=True):
+        solved = optimize.linprog(
+            np.concatenate([-slope, slope]),
+            np.ones((1, 2 * len(d))),
+            [size],
+            bounds=[*((0, 1 - pixel) for pixel in start), *((0, pixel) for pixel in start)],
+        )
+        assert np.isclose(slope @ d, -solved.fun, atol=1e-7)
+        assert np.abs(d).sum() <= size + 1e-9
+        assert (start + d).min() >= -1e-12
+        assert (start + d).max() <= 1 + 1e-12
 
 
 @properties

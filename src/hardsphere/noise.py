@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -43,10 +44,10 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def _number(part: int | str) -> int:
-    """A purpose as a 64-bit integer: text by its digest, integers as they are."""
+    """A purpose as a 64-bit integer: text by its digest, integers as they are, though numpy's would overflow."""
     if isinstance(part, str):
         return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
-    return part
+    return operator.index(part)
 
 
 # The compiler is to take its results as they are. `torch.compiler.assume_constant_result` sets the same mark, but

@@ -49,7 +49,13 @@ def autocast(precision: str, device: torch.device) -> Any:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # torch does not tell one of its two settings once the other was used
+        raise HardsphereError(
+            "TF32 was set by fp32_precision, so that torch hides whether it is on: set it by "
+            "torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 instead."
+        ) from None
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
@@ -84,13 +90,29 @@ def without_kernel_search() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """Run on a side stream of the GPU, as the recording of a graph does: what is set up lazily is set up there."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+def aside(device: torch.device) -> Iterator[None]:
+    """Run on a side stream of a GPU, as the recording of a graph does: what is set up lazily is set up there."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            yield
+        torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """Record what happens on a GPU. Left to itself, torch records on whichever was current when it first did so.
+
+    What runs on another one meanwhile is not recorded: a replay would do nothing, and say nothing.
+    """
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=_recording_stream(device)):
         yield
-    torch.cuda.current_stream().wait_stream(side)
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def choose_kernels(repeatable: bool) -> None:

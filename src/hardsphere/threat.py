@@ -80,13 +80,13 @@ class Ball:
     def step(self, x_adv: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         """x_adv + size * U_p(gradient) (eq. 8), not yet projected; ``size`` may differ from sample to sample.
 
-        U_1 spends the whole step on one pixel, so under l1 the pixels that the box already stops do not compete.
+        U_1 spends the whole step on the steepest pixel, and the box would cut off most of that. So under l1 a pixel
+        takes what its way to the box allows, and the rest goes to the next steepest.
         """
-        if self.norm == "l1":
-            free = torch.where(gradient > 0, x_adv < 1, x_adv > 0)
-            gradient = torch.where(free, gradient, 0)
         if isinstance(size, Tensor):
             size = per_sample(size, x_adv)
+        if self.norm == "l1":
+            return x_adv + _steepest_l1_in_box(x_adv, gradient, size)
         return x_adv + size * self.steepest(gradient)
 
     def dual(self, gradient: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Ball:
             gained = (size * way).sum(1, keepdim=True)
             rate = (pace * (way < room)).sum(1, keepdim=True)
             later = torch.where(rate > 0, time + (wanted - gained).clamp_min(0) / rate, torch.inf)
-            if not x.is_cuda and bool((later == time).all()):  # a GPU would have to wait to learn that
+            if _has_settled(time, later):
                 break
             time = later
         # Where the slope is zero and the time infinite, a pixel stays where it is.
@@ -158,7 +158,7 @@ class Ball:
             delta = (2 * noise.fold("direction").uniform(*shape) - 1) * self.eps
         elif self.norm == "l2":
             direction = noise.fold("direction").normal(*shape)
-            radius = noise.fold("radius").uniform() ** (1 / x[0].numel())
+            radius = noise.fold("radius").uniform() ** (1 / shape.numel())
             delta = direction * per_sample(self.eps * radius / _norm(direction, "l2").clamp_min(1e-12), x)
         else:
             # Exponential magnitudes, normalised by their sum and one more of them, are uniform in the l1 ball.
@@ -188,6 +188,11 @@ class Ball:
         return self.project(x, x + delta.to(x.dtype))
 
 
+def _has_settled(time: Tensor, later: Tensor) -> bool:
+    """Whether a step has changed nothing; a GPU would have to wait to learn that, and takes all steps."""
+    return not time.is_cuda and bool((later == time).all())
+
+
 def _norm(delta: Tensor, norm: str) -> Tensor:
     flat = delta.flatten(1)
     if norm == "linf":
@@ -195,6 +200,18 @@ def _norm(delta: Tensor, norm: str) -> Tensor:
     if norm == "l2":
         return flat.pow(2).sum(1).sqrt()
     return flat.abs().sum(1)
+
+
+def _steepest_l1_in_box(x: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
+    """argmax of gradient.d over ||d||_1 <= size with x + d in the box: the steepest pixels go all the way they have."""
+    slope = gradient.flatten(1)
+    room = torch.where(gradient > 0, 1 - x, x).clamp_min(0).flatten(1) * (slope != 0)
+    order = slope.abs().argsort(dim=1, descending=True, stable=True)
+    way = room.gather(1, order)
+    spent = way.cumsum(1) - way  # on the steeper pixels
+    left = (size.flatten(1) if isinstance(size, Tensor) else size) - spent
+    moved = torch.zeros_like(slope).scatter(1, order, torch.minimum(left.clamp_min(0), way))
+    return (slope.sign() * moved).view_as(x)
 
 
 def _onto_l1_ball_in_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:

@@ -71,6 +71,71 @@ def test_leaves_no_trace(entry: Entry) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+EVERY = {
+    **{str(entry): (entry.attack, entry.norms[0]) for entry in [*TABLE, *OTHERS]},
+    "deepfool": (attacks.deepfool, "linf"),
+    "fab": (partial(attacks.fab, steps=5), "linf"),
+    "fab-targeted": (partial(attacks.fab_targeted, steps=5, targets=2), "linf"),
+    "nes": (partial(attacks.nes, steps=2, pairs=4), "linf"),
+    "spsa": (partial(attacks.spsa, steps=2, pairs=4), "linf"),
+    "zoo": (partial(attacks.zoo, queries=20), "linf"),
+    "square": (partial(attacks.square, queries=10), "linf"),
+    "rays": (partial(attacks.rays, queries=20), "linf"),
+}
+every_attack = pytest.mark.parametrize(("attack", "norm"), EVERY.values(), ids=EVERY)
+
+
+@every_attack
+def test_foreign_batches_are_refused(attack: Callable[..., AttackResult], norm: str) -> None:
+    """Of images that are normalised outside of the model the box would cut off most, and call the rest broken."""
+    x, y = IMAGES, torch.arange(24) % 10
+    arguments = {"noise": IDS}
+    for foreign, labels, sentence in (
+        ((x - 0.5) / 0.25, y, "need"),
+        (torch.full_like(x, torch.nan), y, "need"),
+        (x.half(), y, "float16"),
+        ((255 * x).byte(), y, "uint8"),
+        (x, y[:1], r"must be 24 of int64"),
+        (x, y.float(), r"must be 24 of int64"),
+        (x, y - 100, "A label is -100"),
+    ):
+        with pytest.raises(HardsphereError, match=sentence):
+            attack(SmallNet(), foreign, labels, Ball(norm, 0.1), **arguments)
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_inference_mode_is_no_defence(key: str) -> None:
+    """It cannot be left from inside as no_grad can. An attack without gradients works there, the others say so."""
+    attack, norm = EVERY[key]
+    model, x, y = trained()
+    arguments = (model, x[:6], y[:6], Ball(norm, 0.05))
+    outside = attack(*arguments, noise=IDS[:6])
+    with torch.inference_mode():
+        if key in ("nes", "spsa", "zoo", "square", "rays", "random-noise"):
+            assert attack(*arguments, noise=IDS[:6]).stop == outside.stop
+        else:
+            with pytest.raises(HardsphereError, match=r"use torch\.no_grad"):
+                attack(*arguments, noise=IDS[:6])
+
+
+@every_attack
+def test_an_empty_batch_and_images_with_a_graph(attack: Callable[..., AttackResult], norm: str) -> None:
+    model, y = SmallNet().eval(), torch.arange(24) % 10
+    empty = attack(model, IMAGES[:0], y[:0], Ball(norm, 0.1), noise=IDS[:0])
+    assert empty.stop == []
+    assert empty.x_adv.shape == (0, 3, 8, 8)
+    found = attack(model, IMAGES[:2].clone().requires_grad_(), y[:2], Ball(norm, 0.1), noise=IDS[:2])
+    assert not found.x_adv.requires_grad
+
+
+@every_attack
+def test_double_precision(attack: Callable[..., AttackResult], norm: str) -> None:
+    model, x = SmallNet().double().eval(), IMAGES[:3].double()
+    attack = partial(attack, guides=IMAGES.double()) if "guides" in getattr(attack, "keywords", {}) else attack
+    attack = partial(attack, source=model) if "source" in getattr(attack, "keywords", {}) else attack
+    assert attack(model, x, torch.arange(3), Ball(norm, 0.01), noise=IDS[:3]).x_adv.dtype == torch.float64
+
+
 def test_leaves_no_trace_after_a_failure() -> None:
     model = SmallNet().train()
     calls = []
@@ -329,10 +394,18 @@ def test_transfer_needs_nothing_but_answers() -> None:
     mute = Through(case.model, logits=lambda z: z.detach())
     options = {"noise": case.noise(), "steps": 10}
     assert Stop.STUCK in attacks.pgd(mute, case.x, case.y, case.ball, **options).stop
-    for attack in (attacks.pgd, attacks.mim, attacks.apgd):
+    for attack in (attacks.pgd, attacks.mim, attacks.apgd, attacks.apgd_targeted, attacks.fab_targeted):
         found = attacks.transfer(mute, case.x, case.y, case.ball, source=case.model, attack=attack, **options)
         assert bool(broken(found)[case.within(0.98)].all())
         assert not bool(broken(found)[case.beyond(1.02)].any())
+
+
+def test_transfer_reaches_a_wished_class() -> None:
+    case = linear_case(10, "linf")
+    options = {"noise": case.noise(), "steps": 20, "loss": losses.margin, "targeted": True}
+    found = attacks.transfer(case.model, case.x, case.nearest, case.ball, source=case.model, **options)
+    assert bool(broken(found)[case.within(0.98)].all())
+    assert bool((case.model(found.x_adv).argmax(1) == case.nearest)[broken(found)].all())
 
 
 def test_transfer_tries_every_restart() -> None:
@@ -381,7 +454,26 @@ def test_only_the_scale_of_the_adaptive_loss_matters() -> None:
         (attacks.carlini_linf_original, Ball("l2", 0.1), {}, "not in l2"),
         (attacks.carlini_l2, Ball("l2", 0.1), {"searches": 0}, "searches is 0"),
         (attacks.random_noise, Ball("l2", 0.1), {"draws": 0}, "draws is 0"),
+        (attacks.carlini_l2, Ball("l2", 0.1), {"initial_const": 0.0}, r"initial_const is 0\.0"),
+        (attacks.carlini_linf_original, Ball("linf", 0.1), {"initial_const": 0.0}, r"initial_const is 0\.0"),
+        (attacks.carlini_linf_original, Ball("linf", 0.1), {"initial_const": 50.0}, "at most 20"),
+        (attacks.carlini_linf_original, Ball("linf", 0.1), {"tau": 0.0}, r"tau is 0\.0"),
+        (attacks.nes, Ball("linf", 0.1), {"sigma": 0.0}, r"sigma is 0\.0"),
+        (attacks.zoo, Ball("linf", 0.1), {"sigma": float("nan")}, "sigma is nan"),
+        (attacks.square, Ball("linf", 0.1), {"part": -1.0}, r"part is -1\.0"),
+        (
+            attacks.feature_attack,
+            Ball("linf", 0.1),
+            {"guides": IMAGES, "guide_labels": torch.arange(2)},
+            "must be 24 of int64",
+        ),
         (attacks.gama, Ball("linf", 0.1), {"steps": 0}, "steps is 0"),
+        (
+            attacks.transfer,
+            Ball("linf", 0.1),
+            {"source": SmallNet(), "attack": attacks.apgd_targeted, "targeted": True},
+            "cannot be given a wished class",
+        ),
     ],
 )
 def test_refusals(attack: Callable[..., object], ball: Ball, options: dict[str, object], message: str) -> None:

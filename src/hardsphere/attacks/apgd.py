@@ -20,6 +20,7 @@ from hardsphere.attacks.base import (
     AttackResult,
     Loss,
     attacking,
+    check_batch,
     check_settings,
     has_direction,
     levelled,
@@ -59,6 +60,7 @@ def apgd(
     """
     ball.require("APGD", "linf", "l2")
     check_settings(steps=steps, restarts=restarts)
+    check_batch(x, y)
     x = x.detach()
     ascent = towards(loss) if targeted else loss
     search = _Search(model, x, y, ball, steps, targeted)
@@ -89,6 +91,7 @@ def apgd_targeted(
     """
     ball.require("APGD", "linf", "l2")
     check_settings(targets=targets, steps=steps, restarts=restarts)
+    check_batch(x, y)
     x = x.detach()
     search = _Search(model, x, y, ball, steps, targeted=False)
 

@@ -7,6 +7,7 @@ proposal: the evaluation's runner projects and classifies it again before anythi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def logits_and_gradient(
 
     The gradient is zero where the model, or the loss, does not depend on the image at all.
     """
-    x = x.detach().requires_grad_()
+    x = leaf(x)
     with torch.enable_grad():
         logits = model(x).float()
         losses = loss(logits, *context)
@@ -107,6 +108,15 @@ def logits_and_gradient(
         # Samples do not meet in an eval-mode network, so the gradient of the sum holds each sample's own.
         (gradient,) = torch.autograd.grad(losses.sum(), x, allow_unused=True, materialize_grads=True)
     return logits.detach(), losses.detach(), gradient
+
+
+def leaf(x: Tensor) -> Tensor:
+    """The images as something to differentiate by."""
+    if torch.is_inference_mode_enabled():
+        raise HardsphereError(
+            "torch.inference_mode() takes all gradients away, so that an attack finds nothing: use torch.no_grad()."
+        )
+    return x.detach().requires_grad_()
 
 
 def logits_at(model: nn.Module, x: Tensor) -> Tensor:
@@ -137,6 +147,22 @@ def survivors(broken: Tensor) -> Tensor:
     return (~broken).nonzero().squeeze(1)
 
 
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse images that the pixel box would cut off, for what is left of them is no success, and foreign labels."""
+    if x.dtype not in (torch.float32, torch.float64):
+        raise HardsphereError(f"The images are {x.dtype}, but an attack needs float32, such as x.float() in [0, 1].")
+    if y.shape != (len(x),) or y.dtype != torch.int64:
+        raise HardsphereError(f"The labels are {y.dtype} of shape {tuple(y.shape)}, but must be {len(x)} of int64.")
+    if bool((y < 0).any()):
+        raise HardsphereError(f"A label is {int(y.min())}, but classes are counted from 0.")
+    low, high = (x.detach().min().item(), x.detach().max().item()) if x.numel() else (0.0, 1.0)
+    if not (low >= -ROUNDING and high <= 1 + ROUNDING):  # not (...): NaN fails every comparison
+        raise HardsphereError(
+            f"The pixels lie between {low:.3g} and {high:.3g}, but an attack needs them in [0, 1]: normalise images "
+            "inside the model."
+        )
+
+
 def check_settings(keep: str = "any", **counts: int) -> None:
     """Refuse an unknown protocol and counts (steps, restarts, ...) below 1."""
     if keep not in KEEP:
@@ -144,3 +170,11 @@ def check_settings(keep: str = "any", **counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise HardsphereError(f"{name} is {count}, but an attack needs at least 1.")
+
+
+def check_sizes(largest: float = math.inf, **sizes: float) -> None:
+    """Refuse sizes (sigma, a constant, ...) that are not above 0, finite and at most ``largest``."""
+    for name, size in sizes.items():
+        if not (0 < size <= largest and math.isfinite(size)):
+            limit = "" if largest == math.inf else f" and at most {largest:g}"
+            raise HardsphereError(f"{name} is {size}, but must be a finite number above 0{limit}.")

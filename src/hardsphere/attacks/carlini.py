@@ -17,7 +17,9 @@ from hardsphere.attacks.base import (
     ROUNDING,
     AttackResult,
     attacking,
+    check_batch,
     check_settings,
+    check_sizes,
     has_direction,
     logits_and_gradient,
     result,
@@ -99,10 +101,12 @@ def carlini_l2(
         minimise: go on inside the ball, to the nearest image that can be found.
     """
     check_settings(steps=steps, searches=searches)
+    check_sizes(initial_const=initial_const)
+    check_batch(x, y)
     x = x.detach()
     closest = _Closest(x, y, ball, targeted, minimise)
     everyone = torch.arange(len(x), device=x.device)
-    const = torch.full((len(x),), initial_const, device=x.device)
+    const = x.new_full((len(x),), initial_const)
     low, high = torch.zeros_like(const), torch.full_like(const, torch.inf)
     with attacking(model):
         for _ in range(searches):
@@ -165,10 +169,13 @@ def carlini_linf_original(
     """
     ball.require("The original l-inf C&W", "linf")
     check_settings(steps=steps)
+    check_sizes(_LARGEST_CONST, initial_const=initial_const)  # it is doubled up to there
+    check_sizes(tau=tau)
+    check_batch(x, y)
     x = x.detach()
     closest = _Closest(x, y, ball, targeted, minimise)
     everyone = torch.arange(len(x), device=x.device)
-    const = torch.full((len(x),), initial_const, device=x.device)
+    const = x.new_full((len(x),), initial_const)
     bound = torch.full_like(const, tau)
     spent = torch.zeros_like(const)
     w, adam = _to_tanh(x), _Adam(x, step_size)
@@ -209,7 +216,7 @@ class _Closest:
     def __init__(self, x: Tensor, y: Tensor, ball: Ball, targeted: bool, minimise: bool) -> None:
         self.x, self.y, self.ball, self.targeted, self.minimise = x, y, ball, targeted, minimise
         self.image = x.clone()
-        self.size = torch.full((len(x),), torch.inf, device=x.device)
+        self.size = x.new_full((len(x),), torch.inf)
         self.stuck = torch.ones(len(x), dtype=torch.bool, device=x.device)
 
     def hinge(self, logits: Tensor, rows: Tensor, confidence: float = 0.0) -> Tensor:

@@ -15,8 +15,10 @@ from hardsphere.attacks.base import (
     ROUNDING,
     AttackResult,
     attacking,
+    check_batch,
     check_settings,
     has_direction,
+    leaf,
     logits_at,
     result,
     succeeded,
@@ -52,6 +54,8 @@ def deepfool(
     """
     ball.require("DeepFool", "linf", "l2")
     check_settings(steps=steps, candidates=candidates)
+    check_batch(x, y)
+    x = x.detach()
     found, crossed = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     stuck = torch.ones_like(crossed)
     alive = torch.arange(len(x), device=x.device)
@@ -82,7 +86,7 @@ def nearest_boundary(model: nn.Module, x: Tensor, ball: Ball, rivals: Rivals) ->
     no boundary; where none gives one, both the gap and the gradient are zero. An image exactly on the boundary counts
     as a millionth of a pixel short of it, so that a step does not end there.
     """
-    x = x.detach().requires_grad_()
+    x = leaf(x)
     with torch.enable_grad():
         logits = model(x).float()
         own, others = rivals(logits.detach())

@@ -17,6 +17,7 @@ from hardsphere.attacks.base import (
     ROUNDING,
     AttackResult,
     attacking,
+    check_batch,
     check_settings,
     has_direction,
     logits_at,
@@ -61,6 +62,8 @@ def fab(
     """
     ball.require("FAB", "linf", "l2")
     check_settings(steps=steps, restarts=restarts, candidates=candidates)
+    check_batch(x, y)
+    x = x.detach()
     approach = partial(
         _approach, steps=steps, alpha_max=alpha_max, eta=eta, beta=beta, targeted=targeted, candidates=candidates
     )
@@ -91,6 +94,8 @@ def fab_targeted(
     """
     ball.require("FAB", "linf", "l2")
     check_settings(steps=steps, restarts=restarts, targets=targets)
+    check_batch(x, y)
+    x = x.detach()
     approach = partial(
         _approach, steps=steps, alpha_max=alpha_max, eta=eta, beta=beta, targeted=False, candidates=targets + 1
     )

@@ -14,7 +14,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, logits_at
+from hardsphere.attacks.base import AttackResult, check_batch, logits_at
 from hardsphere.attacks.pgd import climb
 from hardsphere.errors import HardsphereError
 from hardsphere.noise import Noise
@@ -46,6 +46,7 @@ def feature_attack(
         restarts: how many guides each sample may try, drawn with replacement.
         keep: as in `pgd`.
     """
+    check_batch(guides, guide_labels)
     length = ball.eps / 8 if step_size is None else step_size
     order, counts = eligible_guides(y, guide_labels, targeted)
     wished: Tensor | None = None

@@ -9,14 +9,25 @@ calls has to switch TF32 off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, Loss, attacking, check_settings, result, succeeded
+from hardsphere.attacks.base import (
+    AttackResult,
+    Loss,
+    attacking,
+    check_batch,
+    check_settings,
+    check_sizes,
+    result,
+    succeeded,
+)
 from hardsphere.attacks.losses import margin, negated
 from hardsphere.noise import Noise
+from hardsphere.runtime import exact_float32
 from hardsphere.threat import Ball
 
 GROUP = 8
@@ -90,6 +101,8 @@ def _ascend(
     chunk: int,
 ) -> AttackResult:
     check_settings(steps=steps, pairs=pairs, chunk=chunk, queries=1 if queries is None else queries)
+    check_sizes(sigma=sigma)
+    check_batch(x, y)
     step_size = ball.eps / 8 if step_size is None else step_size
     goal = negated(margin) if targeted else margin
     left = 1 + steps * (2 * pairs + 1) if queries is None else queries
@@ -145,6 +158,8 @@ def ask(model: nn.Module, x: Tensor, chunk: int) -> Tensor:
     return torch.cat([model(x[first : first + chunk]).float() for first in range(0, len(x), chunk)])
 
 
-def full_precision(x: Tensor) -> torch.autocast:
-    """Differences of logits drown in the rounding of bf16."""
-    return torch.autocast(x.device.type, enabled=False)
+@contextmanager
+def full_precision(x: Tensor) -> Iterator[None]:
+    """Differences of logits drown in the rounding of bf16, and in that of TF32."""
+    with exact_float32(), torch.autocast(x.device.type, enabled=False):
+        yield

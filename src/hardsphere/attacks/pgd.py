@@ -17,6 +17,7 @@ from hardsphere.attacks.base import (
     AttackResult,
     Loss,
     attacking,
+    check_batch,
     check_settings,
     has_direction,
     levelled,
@@ -89,6 +90,7 @@ def climb(
         momentum: (gradient, alive, step) -> the direction to follow instead of the gradient itself.
     """
     check_settings(keep, steps=steps, restarts=restarts)
+    check_batch(x, y)
     x = x.detach()
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     stuck = torch.ones_like(broken)
@@ -97,7 +99,7 @@ def climb(
             alive = survivors(broken)
             if len(alive) == 0:
                 break
-            x_adv = start(alive, restart)
+            x_adv = start(alive, restart).detach()
             for step in range(steps):
                 logits, _, gradient = logits_and_gradient(model, x_adv, objective, alive, step)
                 if keep == "any":

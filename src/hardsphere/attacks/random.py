@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, attacking, check_settings, logits_at, result, succeeded, survivors
+from hardsphere.attacks.base import (
+    AttackResult,
+    attacking,
+    check_batch,
+    check_settings,
+    logits_at,
+    result,
+    succeeded,
+    survivors,
+)
 from hardsphere.attacks.losses import margin
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball, per_sample
@@ -26,6 +35,7 @@ def random_noise(
     A sample that no draw breaks gets the draw with the largest margin.
     """
     check_settings(draws=draws)
+    check_batch(x, y)
     x = x.detach()
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     best = torch.full((len(x),), -torch.inf, device=x.device)

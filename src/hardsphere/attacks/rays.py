@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import ROUNDING, AttackResult, attacking, check_settings, result, succeeded
+from hardsphere.attacks.base import ROUNDING, AttackResult, attacking, check_batch, check_settings, result, succeeded
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball, per_sample
 
@@ -47,7 +47,8 @@ def rays(
     """
     ball.require("RayS", "linf")
     check_settings(queries=queries)
-    noise, pixels = noise.fold("rays"), x[0].numel()
+    check_batch(x, y)
+    noise, pixels = noise.fold("rays"), x.shape[1:].numel()
     enough, tolerance = 0.0 if minimise else ball.eps, tolerance / math.sqrt(pixels)  # both in linf
     # What each sample knows: its best ray, how far the boundary is along it, and the block that it is flipping.
     best = torch.ones_like(x).flatten(1)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, attacking, check_settings, result, succeeded
+from hardsphere.attacks.base import AttackResult, attacking, check_batch, check_settings, check_sizes, result, succeeded
 from hardsphere.attacks.losses import margin, negated
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball, per_sample
@@ -47,6 +47,8 @@ def square(
     """
     ball.require("Square", "linf", "l2")
     check_settings(queries=queries)
+    check_sizes(1.0, part=part)
+    check_batch(x, y)
     begin, change = (stripes, random_squares) if ball.norm == "linf" else (_tiles, _bumps)
     goal, noise = negated(margin) if targeted else margin, noise.fold("square")
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)

@@ -9,8 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, attacking, check_settings, logits_at, result, succeeded, survivors
+from hardsphere.attacks.base import (
+    AttackResult,
+    attacking,
+    check_batch,
+    check_settings,
+    logits_at,
+    result,
+    succeeded,
+    survivors,
+)
 from hardsphere.attacks.pgd import pgd
+from hardsphere.errors import HardsphereError
 from hardsphere.noise import Noise
 from hardsphere.threat import Ball
 
@@ -38,8 +48,14 @@ def transfer(
         attack: the attack on the source, with further ``options`` of its own.
     """
     check_settings(restarts=restarts)
-    if "keep" in inspect.signature(attack).parameters:
+    check_batch(x, y)
+    taken = inspect.signature(attack).parameters
+    if "keep" in taken:
         options.setdefault("keep", "last")
+    if targeted and "targeted" not in taken:
+        raise HardsphereError("The attack on the source cannot be given a wished class: choose one with 'targeted'.")
+    if targeted:
+        options["targeted"] = True
     x = x.detach()
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     with attacking(model):
@@ -48,7 +64,7 @@ def transfer(
             if len(alive) == 0:
                 break
             streams = noise[alive].fold("transfer", restart)
-            crafted = attack(source, x[alive], y[alive], ball, noise=streams, targeted=targeted, **options).x_adv
+            crafted = attack(source, x[alive], y[alive], ball, noise=streams, **options).x_adv
             x_adv = ball.project(x[alive], crafted)
             found[alive], broken[alive] = x_adv, succeeded(logits_at(model, x_adv), y[alive], targeted)
     return result(x, found, broken, ball)

@@ -14,7 +14,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import AttackResult, Loss, attacking, check_settings, result, succeeded
+from hardsphere.attacks.base import (
+    AttackResult,
+    Loss,
+    attacking,
+    check_batch,
+    check_settings,
+    check_sizes,
+    result,
+    succeeded,
+)
 from hardsphere.attacks.finite_differences import GROUP, ask, full_precision, slopes_along
 from hardsphere.attacks.losses import margin, negated
 from hardsphere.noise import Noise
@@ -53,15 +62,17 @@ def zoo(
     """
     ball.require("ZOO", "linf")
     check_settings(queries=queries, coordinates=coordinates, chunk=chunk)
+    check_sizes(sigma=sigma)
+    check_batch(x, y)
     noise, step_size = noise.fold("zoo"), ball.eps / 3 if step_size is None else step_size
-    goal, pixels = negated(margin) if targeted else margin, x[0].numel()
+    goal, pixels = negated(margin) if targeted else margin, x.shape[1:].numel()
     found, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     stuck = torch.ones_like(broken)
     alive = torch.arange(len(x), device=x.device)
     mean, square = torch.zeros_like(x).flatten(1), torch.zeros_like(x).flatten(1)
     left, visit, position, order = queries, 0, pixels, torch.empty(0)
     with attacking(model), full_precision(x):
-        while left >= 1:
+        while left >= 1 and len(alive):
             left -= 1
             won = succeeded(ask(model, found[alive], chunk), y[alive], targeted)
             broken[alive[won]] = True

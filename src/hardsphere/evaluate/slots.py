@@ -24,7 +24,7 @@ from hardsphere.attacks.base import Stop, logits_and_gradient, logits_at
 from hardsphere.attacks.losses import margin
 from hardsphere.attacks.programs import Answer, Program, State, Turn
 from hardsphere.noise import Noise
-from hardsphere.runtime import aside
+from hardsphere.runtime import aside, recording
 from hardsphere.threat import per_sample
 
 Fetch = Callable[[Sequence[int]], tuple[Tensor, Tensor, Noise]]
@@ -137,7 +137,7 @@ class Slots:
             self._advance(again)
         elif self.warm[again] < _WARM_TURNS:
             self.warm[again] += 1
-            with aside():
+            with aside(self.state["x"].device):
                 self._advance(again)
         else:
             self._record(again)
@@ -147,11 +147,11 @@ class Slots:
         """Record a turn; a model that cannot be recorded is asked directly from now on."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with recording(graph, self.state["x"].device):
                 self._advance(again)
             self.graphs[again] = graph
         except RuntimeError:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.state["x"].device)
             self.graphs, self.capture = {}, False
 
     def _advance(self, again: bool) -> None:
@@ -174,6 +174,7 @@ class Slots:
         state = self.state
         lead = margin(turn.logits, state["y"])
         score = (-lead if self.program.targeted else lead) / turn.logits.abs().amax(dim=1).clamp_min(1e-30)
+        score = score.masked_fill(turn.logits.isnan().any(dim=1), 0.0)  # no right answer, if float32 gives none either
         better = turn.counts & (score > state["score"]) & ~state["finished"]
         candidate = torch.where(per_sample(better, turn.image), turn.image, state["candidate"])
         return {"score": torch.where(better, score, state["score"]), "candidate": candidate}

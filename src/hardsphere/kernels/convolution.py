@@ -24,6 +24,8 @@ import triton.language as tl  # type: ignore[import-untyped,import-not-found,unu
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped,import-not-found,unused-ignore]  # fmt: skip
 
+from hardsphere.kernels.place import beside
+
 IMAGES = 128
 """How many images a tile holds; fewer cost as much."""
 
@@ -309,7 +311,8 @@ def _launch(
         "num_stages": _STAGES,
     }
     if _awaited is None:
-        _convolution[(groups * height * width * (outputs // sum(tile)),)](*given, **settings)
+        with beside(x):
+            _convolution[(groups * height * width * (outputs // sum(tile)),)](*given, **settings)
     else:
         _awaited.append((given, settings))
 

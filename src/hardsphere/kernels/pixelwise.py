@@ -7,6 +7,8 @@ import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from torch import Tensor
 
+from hardsphere.kernels.place import beside
+
 _BLOCK = 2048
 
 
@@ -77,9 +79,10 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor, relu: bool, other: Tensor | 
     """
     add = other is not None
     y, total = torch.empty_like(x), torch.empty_like(x) if add else x
-    _affine[(triton.cdiv(x.numel(), _BLOCK),)](
-        x, other if add else x, total, scale, shift, y, x.numel(), x.shape[1], add, relu, _BLOCK
-    )
+    with beside(x):
+        _affine[(triton.cdiv(x.numel(), _BLOCK),)](
+            x, other if add else x, total, scale, shift, y, x.numel(), x.shape[1], add, relu, _BLOCK
+        )
     return total, y
 
 
@@ -87,9 +90,10 @@ def affine_backward(gradient: Tensor, y: Tensor, scale: Tensor, relu: bool, othe
     """The gradient by x, from that by y and, with another, from that by x itself."""
     add = other is not None
     back = torch.empty_like(y)
-    _affine_backward[(triton.cdiv(y.numel(), _BLOCK),)](
-        gradient, y, scale, other if add else gradient, back, y.numel(), y.shape[1], add, relu, _BLOCK
-    )
+    with beside(y):
+        _affine_backward[(triton.cdiv(y.numel(), _BLOCK),)](
+            gradient, y, scale, other if add else gradient, back, y.numel(), y.shape[1], add, relu, _BLOCK
+        )
     return back
 
 
@@ -98,5 +102,6 @@ def shortest(x: Tensor, normal: Tensor, gain: Tensor, linf: bool, steps: int) ->
     x, normal, gain = x.contiguous(), normal.contiguous(), gain.contiguous()
     way: Tensor = torch.empty_like(x)
     pixels = x.shape[1]
-    _shortest[(len(x),)](x, normal, gain, way, pixels, linf, steps, triton.next_power_of_2(pixels), num_warps=8)
+    with beside(x):
+        _shortest[(len(x),)](x, normal, gain, way, pixels, linf, steps, triton.next_power_of_2(pixels), num_warps=8)
     return way

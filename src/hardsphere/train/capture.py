@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardsphere.data import Batch
-from hardsphere.runtime import aside
+from hardsphere.runtime import aside, recording
 
 # Steps before the recording: lazy initialisation and the compiler need more than one.
 _WARM_STEPS = 3
@@ -65,7 +65,7 @@ class Captured:
             self.graphs[flag].replay(batch, epoch)
         elif self.warm.get(flag, 0) < _WARM_STEPS:
             self.warm[flag] = self.warm.get(flag, 0) + 1
-            with aside():
+            with aside(batch.x.device):
                 self.body(batch, torch.tensor(epoch, device=batch.x.device), flag)
         else:
             self.graphs[flag] = self._record(batch, flag)
@@ -75,7 +75,7 @@ class Captured:
         static = Batch(batch.x.clone(), batch.y.clone(), batch.ids.clone())
         epoch = torch.zeros((), dtype=torch.int64, device=batch.x.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with recording(graph, batch.x.device):
             self.body(static, epoch, flag)
         self.recorded_at = time.perf_counter()
         if not self.graphs and self.began is not None:

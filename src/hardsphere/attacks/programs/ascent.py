@@ -97,14 +97,22 @@ def pgd(
     return Ascent(ball, [length] * steps, loss, start, restarts, targeted=targeted, keep=keep)
 
 
-def bim(ball: Ball, *, steps: int = 20, **options: object) -> Program:
+def bim(
+    ball: Ball,
+    *,
+    steps: int = 20,
+    step_size: float | None = None,
+    loss: Loss = cross_entropy,
+    targeted: bool = False,
+    keep: str = "any",
+) -> Program:
     """`hardsphere.attacks.bim` in turns."""
-    return pgd(ball, steps=steps, random_start=False, **options)  # type: ignore[arg-type]
+    return pgd(ball, steps=steps, step_size=step_size, loss=loss, random_start=False, targeted=targeted, keep=keep)
 
 
-def fgsm(ball: Ball, **options: object) -> Program:
+def fgsm(ball: Ball, *, loss: Loss = cross_entropy, targeted: bool = False, keep: str = "any") -> Program:
     """`hardsphere.attacks.fgsm` in turns."""
-    return bim(ball, steps=1, step_size=ball.eps, **options)
+    return bim(ball, steps=1, step_size=ball.eps, loss=loss, targeted=targeted, keep=keep)
 
 
 def mim(

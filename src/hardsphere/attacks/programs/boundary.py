@@ -24,9 +24,7 @@ class TargetedBoundary(Program):
 
     asks = 2
 
-    def __init__(
-        self, ball: Ball, steps: int, targets: int, alpha_max: float = 0.1, eta: float = 1.05, beta: float = 0.9
-    ) -> None:
+    def __init__(self, ball: Ball, steps: int, targets: int, alpha_max: float, eta: float, beta: float) -> None:
         super().__init__(ball)
         ball.require("FAB", "linf", "l2")
         check_settings(steps=steps, targets=targets)
@@ -78,7 +76,15 @@ class TargetedBoundary(Program):
 
 
 def fab_targeted(
-    ball: Ball, *, steps: int = 100, restarts: int = 1, targets: int = 9, minimise: bool = False
+    ball: Ball,
+    *,
+    steps: int = 100,
+    restarts: int = 1,
+    targets: int = 9,
+    minimise: bool = False,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
 ) -> Program | None:
     """`hardsphere.attacks.fab_targeted` in turns; with restarts, or to the smallest distance, only the plain form."""
-    return TargetedBoundary(ball, steps, targets) if restarts == 1 and not minimise else None
+    return TargetedBoundary(ball, steps, targets, alpha_max, eta, beta) if restarts == 1 and not minimise else None

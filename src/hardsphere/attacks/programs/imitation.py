@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import logits_at
+from hardsphere.attacks.base import check_batch, logits_at
 from hardsphere.attacks.feature import eligible_guides, watched
 from hardsphere.attacks.losses import cross_entropy
 from hardsphere.attacks.programs.ascent import Ascent
@@ -86,5 +86,6 @@ def feature_attack(
     keep: str = "any",
 ) -> Program:
     """`hardsphere.attacks.feature_attack` in turns."""
+    check_batch(guides, guide_labels)
     length = ball.eps / 8 if step_size is None else step_size
     return Imitation(ball, guides, guide_labels, steps, length, restarts, targeted, keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardsphere.attacks.base import check_settings, succeeded
+from hardsphere.attacks.base import check_settings, check_sizes, succeeded
 from hardsphere.attacks.losses import margin, negated
 from hardsphere.attacks.programs.base import Answer, Ask, Program, State, Turn, common, zeros
 from hardsphere.attacks.square import Squares, draw_squares, side_at, stripes, with_squares
@@ -26,6 +26,7 @@ class RandomSquares(Program):
     def __init__(self, ball: Ball, queries: int, part: float, rescale: bool, targeted: bool) -> None:
         super().__init__(ball)
         check_settings(queries=queries)
+        check_sizes(1.0, part=part)
         self.queries, self.part, self.rescale, self.targeted = queries, part, rescale, targeted
         self.goal = negated(margin) if targeted else margin
 
