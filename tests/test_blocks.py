@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -222,6 +223,40 @@ def test_only_blocks_are_taken_for_blocks(change: str, expected: list[str]) -> N
     assert kinds(quick) == expected
     x = torch.randn(4, 64, 6, 6, dtype=torch.float64)
     assert_same(quick, model, x)
+
+
+def weighted() -> nn.Module:
+    """Convolutions that are given their weights anew each time they are asked."""
+    model = Ends(1, 64, 64)
+    for conv in (model.first, model.second):
+        weight = conv.weight.detach()
+        del conv.weight
+        conv.direction = nn.Parameter(weight)
+        conv.weight = weight  # as it was when it was last asked
+        conv.register_forward_pre_hook(lambda conv, _: setattr(conv, "weight", conv.direction * 0.5))
+    return model
+
+
+def broadcasting() -> nn.Module:
+    """A shortcut of one channel, which the sum adds to all."""
+    model = Ends(2, 64, 128)
+    model.shortcut = nn.Conv2d(64, 1, 1, 2, bias=False)
+    return model
+
+
+@pytest.mark.parametrize(("make", "expected"), [(weighted, []), (broadcasting, ["Tail"])])
+def test_odd_convolutions_stay_the_same_function(make: Callable[[], nn.Module], expected: list[str]) -> None:
+    torch.manual_seed(0)
+    model = trained_norms(make()).double()
+    quick = fused(model)
+    assert kinds(quick) == expected
+    x = torch.randn(4, 64, 6, 6, dtype=torch.float64)
+    assert_same(nn.Sequential(quick, Sum()), nn.Sequential(model, Sum()), x)
+
+
+class Sum(nn.Module):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        return both[0] + both[1]
 
 
 class Uneven(nn.Module):

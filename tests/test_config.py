@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 
 from hardsphere.config import flatten, from_dict, number, override, parse_assignments, to_dict
 from hardsphere.errors import HardsphereError
-from hardsphere.recipes import names, recipe
+from hardsphere.recipes import names, recipe, without_effect
 
 
 def test_recipes_cover_data_frameworks_and_variants() -> None:
@@ -97,6 +99,8 @@ def test_a_group_is_checked_in_its_final_state() -> None:
         ("head.angular", "true", "feature_norm"),
         ("milestones", "0.5,x", "finite number"),
         ("source", "papers", "paper, code"),
+        ("head.scale", "5", "head.scale says nothing to a linear head: leave it away, or train digits/pgd-he."),
+        ("head.margin", "0.2", "head.margin says nothing to a linear head"),
         ("batch", "1", "at least 2"),
         ("init_warmup", "2", "set init"),
     ],
@@ -106,6 +110,12 @@ def test_wrong_values_get_one_sentence(key: str, value: str, words: str) -> None
         recipe("digits/pgd", {key: value})
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_head_that_normalises_takes_its_scale_and_margin() -> None:
+    assert recipe("digits/pgd", {"head.feature_norm": "true", "head.scale": "5"}).head.scale == 5
+    assert recipe("digits/pgd-wn", {"head.margin": "0.1"}).head.margin == 0.1
+    assert recipe("folder/pgd", {"head.scale": 10}).head.scale == 10  # as it is there
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
@@ -124,6 +134,16 @@ def test_values_are_read_by_type() -> None:
     assert config.data.flip is True
     assert config.batch == 64
     assert number("8/255") == 8 / 255
+    assert override(config, {"milestones": 0.5}).milestones == (0.5,)  # as YAML reads milestones: 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"milestones": None}, "milestones is 'None', but it must be a finite number"), ({5: 5}, "Unknown key '5'")],
+)
+def test_values_that_no_command_line_gives_get_one_sentence_too(values: dict[Any, Any], words: str) -> None:
+    with pytest.raises(HardsphereError, match=words):
+        recipe("digits/pgd", values)
 
 
 def test_assignments() -> None:
@@ -145,3 +165,37 @@ def test_a_saved_config_with_foreign_parts_is_refused() -> None:
     del plain["model"]
     with pytest.raises(HardsphereError, match="lacks the key 'model'"):
         from_dict(plain)
+
+
+def test_no_released_value_is_made_up() -> None:
+    """None was released for m-HE, for digits or for the attack of FreeAT, which is the training pass itself."""
+
+    def changed(name: str) -> set[str]:
+        paper, code = (flatten(recipe(name, {"source": source})) for source in ("paper", "code"))
+        return {key for key in paper if paper[key] != code[key]}
+
+    assert changed("cifar10/pgd-mhe") == changed("cifar10/trades-mhe") == changed("cifar10/pgd")
+    assert "head.scale" in changed("cifar10/pgd-he") - changed("cifar10/pgd-mhe")
+    assert changed("cifar10/free-he") == changed("digits/free") == {"source"}
+    for framework in ("pgd-he", "alp-he", "alp-mhe", "trades"):
+        assert changed(f"digits/{framework}") == {"source", "attack.start"}
+    assert changed("digits/fast") == {"source", "attack.bn"}
+    assert changed("cifar10/fast") == {"source", "attack.bn", "epochs"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("digits/free-he", {"attack.steps": 10, "attack.start": "gaussian"}, ["attack.steps", "attack.start"]),
+        ("digits/free-he", {"attack.step_size": 0.1, "attack.eps": 0.1}, []),
+        ("digits/standard", {"attack.step_size": 0.1, "attack.eps": 0.1}, ["attack.step_size"]),
+        ("digits/pgd", {"attack.scale": 5.0}, ["attack.scale"]),
+        ("digits/pgd-he", {"attack.scale": 5.0, "attack.steps": 3, "attack.bn": "train"}, []),
+        ("digits/pgd-he", {"milestones": "0.5"}, ["milestones"]),
+        ("digits/pgd-he", {"milestones": "0.5", "schedule": "step"}, []),
+        ("cifar10/pgd-he", {"warmup": 0.5}, ["warmup"]),
+        ("cifar10/pgd-he", {"source": "code"}, []),
+    ],
+)
+def test_what_was_changed_for_nothing_is_known(name: str, changes: dict[str, object], expected: list[str]) -> None:
+    assert without_effect(recipe(name, changes)) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -98,3 +99,99 @@ def test_a_norm_in_training_or_without_statistics_stays_as_it_is() -> None:
     assert fuse_norms(plain) is plain
     busy = nn.Sequential(nn.BatchNorm2d(2), nn.ReLU()).train()
     assert fuse_norms(busy) is busy
+
+
+class Plain(nn.Module):
+    """A norm with its ReLU, and another that is asked on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other, self.relu = nn.BatchNorm2d(2), nn.BatchNorm2d(2), nn.ReLU()
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return self.relu((self.norm if other is None else self.other)(x))
+
+
+def hooked(name: str) -> nn.Module:
+    model = Plain()
+    if name == "network":
+        model.register_forward_pre_hook(lambda _, given: (3 * given[0] - 1,))
+    else:
+        model.get_submodule(name).register_forward_hook(lambda _, given, y: y.clamp(max=0.5))
+    return model
+
+
+class InPlace(nn.Module):
+    """An image that is changed in place where it is read elsewhere as well."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.norm, self.clip, self.how = nn.BatchNorm2d(2), nn.ReLU(inplace=True), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = kept = x + x.flip(0)
+        if self.how == "layer":
+            self.clip(total)
+        if self.how == "method":
+            total.clamp_(max=0.5)
+        if self.how == "function":
+            F.relu(total, inplace=True)
+        if self.how == "sum":
+            total += x
+        if self.how == "product":
+            total *= x
+        return F.relu(self.norm(total)) + kept
+
+
+ODD = {
+    "what else it can be given": Plain,
+    "a hook on the network": lambda: hooked("network"),
+    "a hook on a norm": lambda: hooked("norm"),
+    "a hook on a relu": lambda: hooked("relu"),
+    **{f"a {how} in place": partial(InPlace, how) for how in ("layer", "method", "function", "sum", "product")},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_networks_stay_the_same_function(name: str) -> None:
+    """Whether they are traced or not."""
+    model = trained_norms(ODD[name]())
+    fused = fuse_norms(copy.deepcopy(model))
+    x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(4))
+    assert torch.allclose(model(x.clone()), fused(x.clone()), atol=1e-5)
+
+
+def test_a_sum_in_place_of_what_is_read_there_alone_is_fused() -> None:
+    class Residual(Plain):
+        def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+            out = self.other(x)
+            out += x
+            return self.relu(self.norm(out))
+
+    model = trained_norms(Residual())
+    fused = fuse_norms(copy.deepcopy(model))
+    assert sum(isinstance(layer, SumAndNorm) for layer in fused.modules()) == 1
+    x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(5))
+    assert torch.allclose(model(x.clone()), fused(x.clone()), atol=1e-5)
+
+
+@pytest.mark.parametrize("context", ["autocast", "no_grad"])
+def test_a_part_in_a_context_of_its_own_keeps_it(context: str) -> None:
+    """Such as logits that are worked out in float32, whatever the precision of the rest."""
+
+    class Careful(Plain):
+        def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+            z = super().forward(x).mean((2, 3))
+            with torch.autocast("cpu", enabled=False) if context == "autocast" else torch.no_grad():
+                weights = z.float() @ torch.eye(2)
+            return z * weights
+
+    model = trained_norms(Careful())
+    fused = fuse_norms(copy.deepcopy(model))
+    x = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(6)).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        one, two = model(x), fused(x)
+    assert two.dtype == one.dtype
+    assert torch.equal(two, one)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (one, two)]
+    assert torch.allclose(*gradients)

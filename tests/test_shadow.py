@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hardsphere import models
+from hardsphere import models, norms
 from hardsphere.attacks.base import attacking
 from hardsphere.recipes import VARIANTS
 from hardsphere.shadow import ALIKE, Shadow, departure
@@ -106,7 +106,8 @@ def train_a_little(model: nn.Module) -> None:
     model.train()
     for _ in range(2):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images()).float(), torch.arange(8))
+        logits = model(images()).float()
+        loss = nn.functional.cross_entropy(logits, torch.arange(8) % logits.shape[1])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
@@ -159,6 +160,43 @@ def test_the_affine_step_is_batch_normalisation() -> None:
     torch.testing.assert_close(Shadow(model).network(x), model.eval()(x))
 
 
+class TwoNames(nn.Module):
+    """Layers that are attributes, and in a sequence as well, by which they are asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.body = nn.Sequential(self.conv, self.norm, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x).mean((2, 3))
+        return y
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_layer_of_two_names_follows_the_live_one(fuse: bool) -> None:
+    model = TwoNames().train()
+    shadow = Shadow(model, fuse_norms=fuse)
+    train_a_little(model)
+    assert departure(shadow.refresh(), model.eval(), images()) <= 0.02
+    assert not any(isinstance(module, nn.BatchNorm2d | nn.Conv2d) for module in shadow.network.modules())
+
+
+def test_a_norm_with_a_hook_keeps_it() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
+    model[0].register_forward_hook(lambda _, given, y: y.clamp(max=0.5))
+    assert departure(Shadow(model).network, model, images()) <= 0.02
+
+
+def test_norms_are_worked_out_once_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out: list[norms.Affine] = []
+    real = norms.refresh
+    monkeypatch.setattr(norms, "refresh", lambda several: worked_out.extend(several) or real(several))
+    shadow = Shadow(build("preactresnet18-8+he"))
+    assert len(worked_out) == len(shadow._norms) == 17
+
+
 def test_it_keeps_the_layout_and_asks_for_no_gradients() -> None:
     model = build("preactresnet18-8+he").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
@@ -205,6 +243,15 @@ def test_class_vectors_are_normalised_once_a_step(name: str) -> None:
 def test_a_departure_is_relative_to_the_models_answers(factor: float, expected: float) -> None:
     model = build("foreign").eval()
     assert departure(Scaled(model, factor), model, images()) == pytest.approx(expected, abs=1e-2)
+
+
+@pytest.mark.parametrize("head", ["", "he", "mhe"])
+def test_another_network_is_a_departure(head: str) -> None:
+    """All angles of m-HE lie near 90 degrees, in any network."""
+    spec = models.HeadSpec(**vars(VARIANTS[head]))
+    one, other = (models.build("cnn-4", num_classes=10, head=spec, seed=seed).eval() for seed in (0, 1))
+    assert departure(one, one, images()) <= ALIKE
+    assert departure(other, one, images()) > 5 * ALIKE
 
 
 def test_where_the_model_says_nothing_any_answer_is_a_departure() -> None:

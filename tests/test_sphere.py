@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from hardsphere.errors import HardsphereError
 from hardsphere.models import HeadSpec, build
@@ -25,6 +28,7 @@ from hardsphere.threat import NORMS, Ball
 
 DIM, CLASSES, BATCH = 7, 5, 6
 NORMALISATIONS = {"FN": (True, False), "WN": (False, True), "FN+WN": (True, True)}
+PRODUCTS = {"aten.mm.default", "aten.addmm.default"}
 DUAL = {"linf": 1.0, "l2": 2.0, "l1": math.inf}
 
 
@@ -216,6 +220,55 @@ def _compare_compiled(head: SphereHead, z: Tensor, y: Tensor, backend: str) -> N
         torch.autograd.grad(compiled(z), [z, head.weight]), torch.autograd.grad(loss(z), [z, head.weight]), strict=True
     ):
         torch.testing.assert_close(actual, expected)
+
+
+HEADS: dict[str, dict[str, bool]] = {
+    "plain": {"feature_norm": False, "weight_norm": False},
+    "FN": {"weight_norm": False},
+    "WN": {"feature_norm": False},
+    "HE": {},
+    "m-HE": {"angular": True},
+}
+
+
+def _under_attack(head: SphereHead, z: Tensor, y: Tensor) -> tuple[Tensor, set[str]]:
+    """The gradient by z through a compiled head, and the operations it is made of."""
+    asked: set[str] = set()
+
+    def note(graph: fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        asked.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda feature: margin_cross_entropy(head, head(feature), y).sum(),
+        backend=aot_autograd(fw_compiler=note, bw_compiler=note),
+        fullgraph=True,
+    )
+    z = z.clone().requires_grad_()
+    return torch.autograd.grad(compiled(z), z)[0], asked
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", HEADS)
+def test_under_attack_a_compiled_head_sums(name: str, z: Tensor, y: Tensor) -> None:
+    """Frozen class vectors, few of them: no product of matrices, and the gradient that the formula has."""
+    head = head_of(**HEADS[name])
+    z.requires_grad_()
+    (expected,) = torch.autograd.grad(margin_cross_entropy(head, head(z), y).sum(), z)
+    head.requires_grad_(False)
+    if head.weight_norm:
+        head.normalise_ahead()
+    gradient, asked = _under_attack(head, z.detach(), y)
+    torch.testing.assert_close(gradient, expected)
+    assert not asked & PRODUCTS
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("classes", "frozen"), [(5, False), (100, True)])
+def test_what_learns_and_what_is_large_is_left_to_a_library(classes: int, frozen: bool, z: Tensor, y: Tensor) -> None:
+    head = SphereHead(40, classes).double().requires_grad_(not frozen)
+    assert _under_attack(head, z.repeat(1, 6)[:, :40], y)[1] & PRODUCTS
 
 
 @pytest.mark.parametrize("norms", [(True, False), (False, True), (False, False)])
@@ -477,6 +530,8 @@ def test_the_paper_view_speaks_raw_cosines(z: Tensor) -> None:
         torch.testing.assert_close(view(z), head.unscaled(z))
         torch.testing.assert_close(at_scale(head, 30.0)(z), 2 * head(z))
         assert at_scale(head, 15.0) is head
+        assert paper_view(view) is view
+        torch.testing.assert_close(at_scale(view, 15.0)(z), head(z))
         assert find_head(view) is head
 
 

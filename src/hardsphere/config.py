@@ -209,7 +209,7 @@ def override(config: T, values: Mapping[str, Any]) -> T:
     known = flatten(config)
     for key in values:
         if key not in known:
-            raise HardsphereError(f"Unknown key '{key}'.{nearest(key, known)}")
+            raise HardsphereError(f"Unknown key '{key}'.{nearest(str(key), known)}")
     return _override(config, values, "")
 
 
@@ -255,7 +255,7 @@ def parse(key: str, value: Any, kind: Any) -> Any:
             )
         return value
     if origin is tuple:
-        parts = value.split(",") if isinstance(value, str) else list(value)
+        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         return tuple(parse(key, part, arguments[0]) for part in parts if part != "")
     readers: dict[Any, Callable[[Any], Any]] = {bool: _boolean, int: _integer, float: number, str: str}
     try:

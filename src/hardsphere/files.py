@@ -32,6 +32,11 @@ def appearing(target: Path, sync: bool = True) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """What processes that were killed while writing have left in a folder; those of one at work are among them."""
+    return list(folder.glob(".*.tmp"))
+
+
 def write_text(file: Path, text: str) -> None:
     """Replace a file's text atomically."""
     with appearing(file) as partial:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,18 @@ from torch import Tensor, fx, nn
 from hardsphere.runtime import has_kernels
 from hardsphere.sphere import SphereHead
 
+Layer = TypeVar("Layer", bound=nn.Module)
+
 _RELU = (F.relu, torch.relu, torch.relu_, F.relu_)
-_SUM = (operator.add, operator.iadd, torch.add)
+_SUM = (operator.add, torch.add)
+
+# Python's operators in place, and the same that leave their image alone.
+_IN_PLACE: dict[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
 
 
 class Affine(nn.Module):
@@ -101,6 +111,15 @@ class SumAndNorm(nn.Module):
         return total, norm(total)
 
 
+def as_just(kind: type[Layer], module: object) -> Layer | None:
+    """A module that does what its kind does and nothing else: it is of no other class, and nobody listens in."""
+    if type(module) is not kind:
+        return None
+    module = cast(nn.Module, module)
+    hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return None if any(hooks) else cast(Layer, module)
+
+
 def _laid_out(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -147,11 +166,11 @@ class _FusedSum(torch.autograd.Function):
 
 def fuse_norms(network: nn.Module) -> nn.Module:
     """The network in eval mode with its BatchNorm and ReLU fused, or the network itself if it cannot be traced."""
+    modules = dict(network.named_modules())
     try:
-        graph = _Tracer().trace(network)
+        graph = _traced(network, modules)
     except Exception:  # whatever a foreign network does while it is traced, it is no error of the evaluation
         return network
-    modules = dict(network.named_modules())
     fused: dict[str, nn.Module] = {}
     for node in list(graph.nodes):
         norm = _norm_of(node, modules)
@@ -177,14 +196,39 @@ def fuse_norms(network: nn.Module) -> nn.Module:
     return fx.GraphModule(network, graph).eval() if fused else network
 
 
+def _traced(network: nn.Module, modules: dict[str, nn.Module]) -> fx.Graph:
+    """The graph of a network as it is asked: under autocast to bf16."""
+    tensor = next((tensor for tensor in (*network.parameters(), *network.buffers())), torch.empty(0))
+    with torch.autocast(tensor.device.type, torch.bfloat16):
+        graph = _Tracer(tensor.device.type).trace(network)
+    for node in graph.nodes:
+        image = node.args[0] if node.args else None
+        if isinstance(image, fx.Node) and len(image.users) > 1 and _is_in_place(node, modules):
+            raise fx.proxy.TraceError("What a node changes in place is read elsewhere, before or after it.")
+    for node in graph.nodes:
+        node.target = _IN_PLACE.get(node.target, node.target)
+    return graph
+
+
+def _is_in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node changes the image that it is given."""
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    name = str(getattr(node.target, "__name__", node.target))
+    if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        return True
+    told = node.args[1:] if getattr(node.target, "__module__", "") == F.__name__ else ()
+    return "out" in node.kwargs or any(value is True for value in (*told, node.kwargs.get("inplace")))
+
+
 def _norm_of(node: fx.Node, modules: dict[str, nn.Module]) -> Affine | None:
     """The norm that a node asks, as an affine step, if it is one and is asked nowhere else."""
     module = modules.get(str(node.target)) if node.op == "call_module" else None
     if type(module) is Affine:
         asked = [other for other in node.graph.nodes if other.op == "call_module" and other.target == node.target]
         return module if len(asked) == 1 else None
-    frozen = type(module) is nn.BatchNorm2d and module.running_mean is not None and not module.training
-    return Affine(cast(nn.BatchNorm2d, module)) if frozen else None
+    norm = as_just(nn.BatchNorm2d, module)
+    return None if norm is None or norm.running_mean is None or norm.training else Affine(norm)
 
 
 def _after_sum(graph: fx.Graph, total: fx.Node, name: str) -> fx.Node:
@@ -211,7 +255,7 @@ def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
     if len(node.users) != 1:
         return None
     user = next(iter(node.users))
-    if user.op == "call_module" and type(modules.get(str(user.target))) is nn.ReLU:
+    if user.op == "call_module" and as_just(nn.ReLU, modules.get(str(user.target))) is not None:
         return user
     if user.op == "call_function" and user.target in _RELU:
         return user
@@ -219,7 +263,44 @@ def _relu_after(node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
 
 
 class _Tracer(fx.Tracer):
-    """Layers are taken as they are; so are hypersphere heads, which look at the device of what they are given."""
+    """Layers are taken as they are; so are hypersphere heads, which look at the device of what they are given.
+
+    A graph knows no contexts, so what is asked in one of its own, such as without autocast, cannot be traced.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.context = self._context()
+
+    def _context(self) -> tuple[object, ...]:
+        kind = self.device
+        return torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Image(node, self)
+
+    def create_node(self, *given: Any, **more: Any) -> fx.Node:
+        if self._context() != self.context:
+            raise fx.proxy.TraceError("A part of the network is asked in a context of its own.")
+        return super().create_node(*given, **more)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """As everyone asks it: with its hooks, and with an image alone. What else it can be given has its defaults."""
+        return super().create_args_for_root(lambda network, image: network(image), is_module, concrete_args)
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         return isinstance(module, SphereHead) or not any(True for _ in module.children())
+
+
+def _recorded(operation: Any) -> Any:
+    return lambda image, other: image.tracer.create_proxy("call_function", operation, (image, other), {})
+
+
+class _Image(fx.Proxy):
+    """What goes through a network that is traced. Left to itself it would take ``x += y`` for ``x = x + y``."""
+
+    __iadd__ = _recorded(operator.iadd)
+    __isub__ = _recorded(operator.isub)
+    __imul__ = _recorded(operator.imul)
+    __itruediv__ = _recorded(operator.itruediv)

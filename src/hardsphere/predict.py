@@ -14,26 +14,38 @@ from hardsphere.data import to_float
 from hardsphere.data.decode import centre, read_rgb
 from hardsphere.errors import HardsphereError
 from hardsphere.runtime import pick_device
-from hardsphere.train import load
+from hardsphere.train import Deployed, load
+
+# As many as fit beside a large network; a folder of photographs at once would not.
+_BATCH = 64
 
 
 def predict(
-    run: str | Path, files: Sequence[str | Path], *, top: int = 3, device: str | None = None
+    run: str | Path, files: str | Path | Sequence[str | Path], *, top: int = 3, device: str | None = None
 ) -> list[list[tuple[str, float]]]:
     """For each file the ``top`` most probable classes with their probabilities, at the model's own temperature."""
     chosen = pick_device(device)
     deployed = load(run)
-    if deployed.data_name == "folder":  # cut out as in training and evaluation
-        images = torch.stack([to_float(centre(_existing(Path(file)), deployed.shape[1])) for file in files]).to(chosen)
-    else:
-        images = torch.stack([read_image(Path(file), deployed.shape) for file in files]).to(chosen)
-    with torch.no_grad():
-        probabilities = deployed.model.to(chosen)(images).softmax(dim=1).cpu()
-    values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
-    return [
-        [(deployed.class_names[index], value) for index, value in zip(row_classes, row_values, strict=True)]
-        for row_classes, row_values in zip(classes.tolist(), values.tolist(), strict=True)
-    ]
+    model = deployed.model.to(chosen)
+    paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
+    found: list[list[tuple[str, float]]] = []
+    for start in range(0, len(paths), _BATCH):
+        images = torch.stack([_as_evaluated(file, deployed) for file in paths[start : start + _BATCH]]).to(chosen)
+        with torch.no_grad():
+            probabilities = model(images).softmax(dim=1).cpu()
+        values, classes = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
+        found += [
+            [(deployed.class_names[index], value) for index, value in zip(row_classes, row_values, strict=True)]
+            for row_classes, row_values in zip(classes.tolist(), values.tolist(), strict=True)
+        ]
+    return found
+
+
+def _as_evaluated(file: Path, deployed: Deployed) -> Tensor:
+    """An image file as training and evaluation cut it out."""
+    if deployed.data_name == "folder":
+        return to_float(centre(_existing(file), deployed.shape[1]))
+    return read_image(file, deployed.shape)
 
 
 def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
@@ -51,6 +63,8 @@ def read_image(file: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _existing(file: Path) -> Path:
+    if file.is_dir():
+        raise HardsphereError(f"'{file}' is a folder: name the image files in it, such as {file / '*'}.")
     if not file.is_file():
         raise HardsphereError(f"There is no file '{file}'.")
     return file

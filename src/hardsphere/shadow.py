@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hardsphere import blocks, norms
-from hardsphere.norms import Affine
+from hardsphere.norms import Affine, as_just
 from hardsphere.sphere import SphereHead
 
 ALIKE = 0.1
@@ -58,22 +58,23 @@ class Shadow:
         self._narrow: list[tuple[Tensor, Tensor]] = []
         self._norms: list[Affine] = []
         self._heads: list[SphereHead] = []
-        for name, module in list(self.network.named_modules()):
-            if fold and type(module) is nn.BatchNorm2d and module.running_mean is not None:
-                self._norms.append(Affine(module))
-                self._replace(name, self._norms[-1])
-            elif pad and type(module) is nn.Conv2d and _is_narrow(module):
-                self._replace(name, self._widened(module))
+        for module in list(self.network.modules()):
+            norm, conv = as_just(nn.BatchNorm2d, module), as_just(nn.Conv2d, module)
+            if fold and norm is not None and norm.running_mean is not None:
+                self._norms.append(Affine(norm))
+                self._replace(module, self._norms[-1])
+            elif pad and conv is not None and _is_narrow(conv):
+                self._replace(module, self._widened(conv))
             else:
                 self._detach(module)
                 if type(module) is SphereHead and module.weight_norm:
+                    module.normalise_ahead()
                     self._heads.append(module)
         self.network.eval()
         if fuse_norms:
             self.network = norms.fuse_norms(self.network)
         if fuse_blocks:
             self.network = blocks.fuse_blocks(self.network)
-        self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> nn.Module:
@@ -108,13 +109,19 @@ class Shadow:
         self._narrow.append((wide[:, : conv.in_channels], weight))
         return _Widened(conv, wide, spare)
 
-    def _replace(self, name: str, module: nn.Module) -> None:
-        parent, _, child = name.rpartition(".")
-        setattr(self.network.get_submodule(parent), child, module)
+    def _replace(self, old: nn.Module, new: nn.Module) -> None:
+        """Under each of its names: foreign networks keep layers as attributes and in a sequence."""
+        for name, module in list(self.network.named_modules(remove_duplicate=False)):
+            if module is old:
+                parent, _, child = name.rpartition(".")
+                setattr(self.network.get_submodule(parent), child, new)
 
 
 def departure(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:
     """By how much a stand-in's answers for ``x`` differ from those of the model in eval mode, relative to their size.
+
+    Answers are logits less their mean over the classes: what all classes have in common decides nothing, and with m-HE
+    it is so large that beside it any two networks would look alike.
 
     The stand-in makes a pass backwards as well, as an attack on it will. What it cannot bear, it raises: a foreign
     layer might not take bf16 weights at all.
@@ -124,8 +131,12 @@ def departure(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:
         answers = stand_in(image).float()
         torch.autograd.grad(answers.sum(), image, allow_unused=True)
     with torch.no_grad():
-        expected = model(x).float()
-        return float((answers.detach() - expected).norm() / expected.norm().clamp_min(1e-30))
+        answers, expected = _centred(answers), _centred(model(x).float())
+        return float((answers - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def _centred(logits: Tensor) -> Tensor:
+    return logits - logits.mean(dim=1, keepdim=True)
 
 
 def agreement(stand_in: nn.Module, model: nn.Module, x: Tensor) -> float:

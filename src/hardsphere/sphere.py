@@ -28,6 +28,9 @@ _ARCCOS_GUARD = 1e-6
 # What a feature is taken to be at least as long as, as in torch's own normalisation.
 _SHORTEST = 1e-12
 
+# So many class vectors and more are left to a library to multiply.
+_FEW = 32
+
 
 class SphereHead(nn.Module):
     """The last layer of a classifier on the hypersphere.
@@ -114,7 +117,8 @@ class SphereHead(nn.Module):
                 products = cast(Tensor, _Cosines.apply(z, self.directions))  # type: ignore[no-untyped-call]
             else:
                 z = F.normalize(z, dim=-1) if self.feature_norm else z
-                products = F.linear(z, self.class_vectors(), None if self.bias is None else at_least_float32(self.bias))
+                bias = None if self.bias is None else at_least_float32(self.bias)
+                products = _products(z, self.class_vectors(), bias)
             return -torch.acos(products.clamp(_ARCCOS_GUARD - 1, 1 - _ARCCOS_GUARD)) if self.angular else products
 
     def forward(self, z: Tensor) -> Tensor:
@@ -160,7 +164,7 @@ class _Cosines(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, directions: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(_SHORTEST)
         direction = z / length
-        cosines = F.linear(direction, directions)
+        cosines = _products(direction, directions)
         ctx.save_for_backward(direction, length, cosines, directions)
         return cosines
 
@@ -168,7 +172,20 @@ class _Cosines(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         direction, length, cosines, directions = ctx.saved_tensors
         along = (gradient * cosines).sum(dim=-1, keepdim=True)
-        return (gradient @ directions - along * direction) / length, None
+        return (_products(gradient, directions.mT) - along * direction) / length, None
+
+
+def _products(x: Tensor, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The inner product of each row of x with each vector, plus the bias.
+
+    Under attack the vectors are frozen and the network is compiled. There a sum becomes one kernel with what is around
+    it, where the product of such narrow matrices is a kernel or two of its own, both ways, in each pass.
+    """
+    frozen = not (vectors.requires_grad and torch.is_grad_enabled())
+    if not (torch.compiler.is_compiling() and frozen and min(vectors.shape) < _FEW):
+        return F.linear(x, vectors, bias)
+    sums = (x.unsqueeze(-2) * vectors).sum(dim=-1)
+    return sums if bias is None else sums + bias
 
 
 class ScaledView(nn.Module):
@@ -187,9 +204,11 @@ class ScaledView(nn.Module):
 def at_scale(model: nn.Module, scale: float) -> nn.Module:
     """The model as it would speak at another scale; the model itself if its head is linear or at that scale already."""
     head = find_head(model)
-    if head is None or not head.normalised or head.scale == scale:
+    if head is None or not head.normalised:
         return model
-    return ScaledView(model, scale / head.scale)
+    # The model may be such a view itself.
+    spoken = math.prod((view.factor for view in model.modules() if isinstance(view, ScaledView)), start=head.scale)
+    return model if math.isclose(spoken, scale) else ScaledView(model, scale / spoken)
 
 
 def paper_view(model: nn.Module) -> nn.Module:

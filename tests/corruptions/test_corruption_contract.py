@@ -135,7 +135,6 @@ def test_errors() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ALL)
 def test_devices_agree(name: str, small: Tensor) -> None:
     """Integers and double precision agree to the bit; single-precision logarithms and cosines nearly so."""

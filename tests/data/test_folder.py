@@ -87,6 +87,45 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert load("folder", tmp_path).class_names == ("plane", "train")
 
 
+def test_a_class_may_be_called_test_and_hold_folders(tmp_path: Path) -> None:
+    classes(tmp_path / "test", {"one": 2, "two": 3})
+    classes(tmp_path, {"cat": 5, "dog": 5})
+    data = load("folder", tmp_path, validation=0)
+    assert data.class_names == ("cat", "dog", "test")
+    assert data.train is not None
+    assert len(data.train) + len(data.test) == 15
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "validation"), [("Training", "Testing", "valid"), ("TRAIN", "test", "Val"), ("train", "Test", "")]
+)
+def test_splits_have_many_names(tmp_path: Path, train: str, test: str, validation: str) -> None:
+    """None of them may become a class: the test images would be trained on."""
+    for split, count in ((train, 5), (test, 3), (validation, 2)):
+        if split:
+            classes(tmp_path / split, {"cat": count, "dog": count})
+    data = load("folder", tmp_path)
+    assert data.class_names == ("cat", "dog")
+    assert data.train is not None
+    assert data.validation is not None
+    assert len(data.test) == 6
+    assert (len(data.train), len(data.validation)) == ((10, 4) if validation else (8, 2))
+    assert load("folder", tmp_path, test_only=True).test.paths == data.test.paths
+
+
+def test_splits_without_a_training_folder_are_judged_but_not_trained_on(tmp_path: Path) -> None:
+    for split, count in (("test", 3), ("val", 2)):
+        classes(tmp_path / split, {"cat": count, "dog": count})
+    with pytest.raises(HardsphereError, match="has test/ but no train/ beside it"):
+        load("folder", tmp_path)
+    assert len(load("folder", tmp_path, test_only=True).test) == 6
+    (tmp_path / "unlabelled" / "test").mkdir(parents=True)
+    picture(tmp_path / "unlabelled" / "test" / "0.png")
+    classes(tmp_path / "unlabelled" / "train", {"cat": 2, "dog": 2})
+    with pytest.raises(HardsphereError, match="no test/ or val/ with the same classes"):
+        load("folder", tmp_path / "unlabelled")
+
+
 def test_nested_folders_and_strange_files(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 2, "b": 2})
     picture(tmp_path / "a" / "deep" / "er" / "IMAGE.JPG")
@@ -115,7 +154,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_splits_is_said(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"a": 2, "b": 2})
-    with pytest.raises(HardsphereError, match="no test/, val/ or validation/"):
+    with pytest.raises(HardsphereError, match="no test/ or val/ with the same classes"):
         load("folder", tmp_path)
     classes(tmp_path / "test", {"a": 2})
     with pytest.raises(HardsphereError, match=re.escape(str(tmp_path / "test" / "b")) + " holds no images"):

@@ -159,8 +159,6 @@ def test_bad_sizes_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpu_gives_the_same_batches_without_waiting_for_the_host(tmp_path: Path) -> None:
     for source in (in_memory(), on_disk(tmp_path)):
         for spec in (FULL, Augment(pad=3, padding="reflect", flip=True)):

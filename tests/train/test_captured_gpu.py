@@ -29,11 +29,7 @@ from hardsphere.train.loop import Silence
 from hardsphere.train.step import Stepper, fast_learner
 from hardsphere.train.tensors import read_tensors
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own doings
-]
+pytestmark = pytest.mark.gpu
 
 
 class Listener(Silence):

@@ -89,6 +89,24 @@ def test_stochastic_average_is_the_mean_of_epochs_with_fresh_statistics() -> Non
     torch.testing.assert_close(average.model[1].running_var, torch.stack([o.var(0) for o in outputs]).mean(0))  # type: ignore[index]
 
 
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (11, 11, 2), (12, 11, 1), (23, 1), (24,)])
+def test_statistics_do_not_depend_on_the_batches(sizes: tuple[int, ...]) -> None:
+    """An image counts as much in a small last batch; alone, and with one pixel left, it has no variance."""
+    model = nn.Sequential(nn.BatchNorm2d(2, momentum=0.3))
+    images = (
+        torch.randn(24, 2, 1, 1, generator=torch.Generator().manual_seed(0)) + torch.arange(24)[:, None, None, None]
+    )
+    measure_statistics(model, iter(images.split(sizes)))
+    used = images[: 24 - (sizes[-1] == 1)].flatten(1)
+    norm = model[0]
+    assert isinstance(norm, nn.BatchNorm2d)
+    torch.testing.assert_close(norm.running_mean, used.mean(0))
+    parts = [part.flatten(1) for part in images.split(sizes) if len(part) > 1]
+    weighed = sum(len(part) * part.var(0) for part in parts) / len(used)
+    torch.testing.assert_close(norm.running_var, weighed)
+    assert norm.momentum == 0.3
+
+
 def test_measuring_statistics_restores_mode_and_momentum() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2)).eval()
     measure_statistics(model, [torch.randn(4, 2)])
@@ -124,6 +142,14 @@ def test_weight_perturbation_climbs_the_loss_and_comes_back() -> None:
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name])
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_weight_perturbation_passes_over_weights_that_play_no_part() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "spare": nn.Linear(4, 3)})
+    before = copy.deepcopy(model.state_dict())
+    with worst_weights(model, lambda: model["used"](torch.ones(2, 4)).pow(2).mean(), 0.05):
+        changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"used.weight"}
 
 
 def test_weight_perturbation_leaves_statistics_to_the_training_pass() -> None:

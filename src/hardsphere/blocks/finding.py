@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import fx, nn
 
 from hardsphere.blocks.layers import Block, Tail
-from hardsphere.norms import Affine, SumAndNorm
+from hardsphere.norms import Affine, SumAndNorm, as_just
 
 # Numbers of channels that tiles of the kernels divide; narrow ones are slow, so only first layers may have so few.
 WIDTHS = (64, 160)
@@ -49,7 +49,7 @@ def _block_before(
         shortcut, source = _convolution(network, other, node, kernel=1)
         before, t = _before(network, a, norms)
         same = shortcut is None and other is t and first is not None and _keeps_the_shape(first)
-        changed = shortcut is not None and source is a and first is not None and first.stride == shortcut.stride
+        changed = shortcut is not None and source is a and first is not None and _end_alike(first, shortcut)
         if first is not None and before is not None and (same or changed) and _has_tiles(first.in_channels):
             return Block(before, first, between, second, after, shortcut), t, cast(fx.Node, a)
         return Tail(between, second, after), cast(fx.Node, z), cast(fx.Node, other)
@@ -58,9 +58,9 @@ def _block_before(
 
 def _convolution(network: fx.GraphModule, node: Any, user: Any, kernel: int) -> tuple[nn.Conv2d | None, Any]:
     """The convolution that a node asks for this user alone, if the kernels can do it, and what it is given."""
-    layer = _asked(network, node)
-    fused = type(layer) is nn.Conv2d and _is_fusable(layer, kernel) and list(node.users) == [user]
-    return (cast(nn.Conv2d, layer), node.args[0]) if fused else (None, None)
+    layer = as_just(nn.Conv2d, _asked(network, node))
+    fused = layer is not None and _is_fusable(layer, kernel) and list(node.users) == [user]
+    return (layer, node.args[0]) if fused else (None, None)
 
 
 def _activation(network: fx.GraphModule, node: Any, user: Any) -> tuple[Affine | None, Any]:
@@ -95,6 +95,11 @@ def _is_fusable(layer: nn.Conv2d, kernel: int) -> bool:
     plain = layer.groups == 1 and layer.bias is None and layer.padding_mode == "zeros" and layer.dilation == (1, 1)
     sized = layer.kernel_size == (kernel, kernel) and layer.padding == (kernel // 2, kernel // 2)
     return plain and sized and layer.stride in ((1, 1), (2, 2)) and not layer.weight.requires_grad
+
+
+def _end_alike(one: nn.Conv2d, other: nn.Conv2d) -> bool:
+    """Whether their results have one shape, if they are given the same image: sums broadcast, but kernels do not."""
+    return one.stride == other.stride and one.out_channels == other.out_channels
 
 
 def _keeps_the_shape(layer: nn.Conv2d) -> bool:

@@ -1,9 +1,9 @@
 """Any folder of images, one subfolder per class, whose name is the class's name.
 
-Layouts: ``DIR/train/<class>/...`` with ``DIR/test``, ``DIR/val`` or ``DIR/validation`` beside it; or
-``DIR/<class>/...`` alone, of which a fifth is cut off as the test split, the same every time. Where both a test folder
-and a validation folder exist, the latter is the validation split. Only an index is kept in memory; the header of every
-image is checked when it is made.
+Layouts: ``DIR/train/<class>/...`` with ``DIR/test`` or ``DIR/val`` beside it; or ``DIR/<class>/...`` alone, of which a
+fifth is cut off as the test split, the same every time. Where both a test folder and a validation folder exist, the
+latter is the validation split. Splits may also be called training, testing, valid or validation, in small letters or
+large. Only an index is kept in memory; the header of every image is checked when it is made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ IMAGENET_MOMENTS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 # Cut off as the test split where the folder has none of its own; fixed, whatever the seed of a run.
 _TEST_SHARE = 0.2
-_VALIDATION = ("val", "validation")
+
+_TRAIN, _TEST, _VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 
 
 class FolderSplits(NamedTuple):
@@ -40,20 +41,21 @@ class FolderSplits(NamedTuple):
 
 def read_folder(directory: Path, size: int = 224) -> FolderSplits:
     """The splits that a folder holds, or that are cut from it."""
-    if not directory.is_dir():
-        raise HardsphereError(f"There is no folder {directory}.")
-    if not _class_folders(directory / "train"):  # a class may be called train, but then it holds images, not folders
+    train_folder, test_folder, held_out = _split_folders(directory)
+    if train_folder is None:
+        if there := test_folder or held_out:
+            raise HardsphereError(f"{directory} has {there.name}/ but no train/ beside it to train on.")
         train, test = set_aside(_index(directory, size, None))
         note = f"{directory} has no test split: {len(test)} of {len(train) + len(test)} images were set aside as one."
         return FolderSplits(train, None, test, note)
-    held_out = next((directory / name for name in _VALIDATION if (directory / name).is_dir()), None)
-    test_folder = directory / "test"
-    train = _index(directory / "train", size, None)
-    if test_folder.is_dir():
+    train = _index(train_folder, size, None)
+    if test_folder is not None:
         validation = _index(held_out, size, train.class_names) if held_out else None
         return FolderSplits(train, validation, _index(test_folder, size, train.class_names), "")
     if held_out is None:
-        raise HardsphereError(f"{directory} has train/ but no test/, val/ or validation/ beside it to test on.")
+        raise HardsphereError(
+            f"{directory} has {train_folder.name}/ but no test/ or val/ with the same classes beside it."
+        )
     return FolderSplits(train, None, _index(held_out, size, train.class_names), f"{held_out} is the test split.")
 
 
@@ -66,11 +68,27 @@ def set_aside(index: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
 
 def read_test_folder(directory: Path, size: int = 224) -> ImageFiles:
     """The test split of a folder, or all of it if it has no splits."""
+    train, test, held_out = _split_folders(directory)
+    if train is not None:
+        return read_folder(directory, size).test
+    return _index(test or held_out or directory, size, None)
+
+
+def _split_folders(directory: Path) -> list[Path | None]:
+    """The folders of the training, the test and the validation split, of those that there are.
+
+    A class may have such a name as well: its folder holds images and no folders, or has no train folder beside it but
+    folders of other names.
+    """
     if not directory.is_dir():
         raise HardsphereError(f"There is no folder {directory}.")
-    if _class_folders(directory / "train"):
-        return read_folder(directory, size).test
-    return _index(directory, size, None)
+    all_names = _class_folders(directory)
+    folders = {name.lower(): directory / name for name in all_names if _class_folders(directory / name)}
+    splits = [
+        next((folders[name] for name in names if name in folders), None) for names in (_TRAIN, _TEST, _VALIDATION)
+    ]
+    others = [name for name in all_names if directory / name not in splits]
+    return splits if splits[0] is not None or not others else [None, None, None]
 
 
 def _index(root: Path, size: int, class_names: tuple[str, ...] | None) -> ImageFiles:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hardsphere.config import AttackConfig, Config, DataConfig, HeadConfig, override
+from hardsphere.config import AttackConfig, Config, DataConfig, HeadConfig, flatten, override
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.objectives import FRAMEWORKS
 from hardsphere.recipes.data import DATA
@@ -60,7 +60,44 @@ def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     config = DATA[data](config)
     if source == "code":
         config = as_released(config)
-    return override(config, values)
+    made = override(config, values)
+    _check_head(config.head, made.head, data, framework)
+    return made
+
+
+def _check_head(before: HeadConfig, after: HeadConfig, data: str, framework: str) -> None:
+    """A scale or a margin that would do nothing was meant to do something; as a grid it would train one run twice."""
+    if after.feature_norm or after.weight_norm:
+        return
+    for key in ("scale", "margin"):
+        if getattr(before, key) != getattr(after, key):
+            raise HardsphereError(
+                f"head.{key} says nothing to a linear head: leave it away, or train {data}/{framework}-he."
+            )
+
+
+def unasked(config: Config) -> tuple[str, ...]:
+    """The settings that nothing in a training asks for."""
+    silent = _SILENT.get(config.framework, ())
+    if not (config.head.feature_norm or config.head.weight_norm):
+        silent = (*silent, "attack.scale")
+    return (*silent, *(key for key, schedule in _SCHEDULED.items() if config.schedule != schedule))
+
+
+def without_effect(config: Config) -> list[str]:
+    """The settings that somebody changed in a recipe although its training does not ask for them."""
+    if config.recipe not in names():
+        return []
+    own, changed = flatten(recipe(config.recipe, {"source": config.source})), flatten(config)
+    return [key for key in dict.fromkeys(unasked(config)) if own[key] != changed[key]]
+
+
+# FreeAT's attack is the training pass itself.
+_SILENT = {
+    "standard": ("attack.steps", "attack.step_size", "attack.start", "attack.bn", "attack.scale"),
+    "free": ("attack.steps", "attack.start", "attack.bn", "attack.scale"),
+}
+_SCHEDULED = {"milestones": "step", "warmup": "onecycle"}
 
 
 def _framework(framework: str) -> Config:

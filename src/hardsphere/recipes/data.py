@@ -59,7 +59,8 @@ def folder(config: Config) -> Config:
         head=replace(config.head, scale=10.0),
     )
     if config.framework == "free":
-        # 90 epochs of passes at four replays each: 23 real epochs, the rate dropping at 8 and 16.
+        # 90 epochs of passes at four replays each: 23 real epochs, the rate dropping at 8 and 16. The step is eps, as
+        # in FreeAT itself and in the released code; the 1/255 of the paper's text is the step of its evaluation.
         config = replace(config, objective=FreeTraining(replays=4), epochs=23, milestones=(8 / 23, 16 / 23))
     return config
 

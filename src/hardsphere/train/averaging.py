@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -69,17 +68,25 @@ def make_average(config: Config, model: nn.Module) -> Average:
 
 @torch.no_grad()
 def measure_statistics(model: nn.Module, images: Iterable[Tensor]) -> None:
-    """Set BatchNorm's running statistics to their plain mean over the images."""
+    """Set BatchNorm's running statistics to their mean over the images, whatever the batches that they come in.
+
+    A last image that is alone in its batch is left out, as in training: it has no variance.
+    """
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = cast(float, None)  # None makes torch keep the plain mean
     mode = model.training
     model.train()
+    seen = 0
     for x in images:
+        if seen and len(x) == 1:
+            continue
+        seen += len(x)
+        for norm in norms:
+            norm.momentum = len(x) / seen
         model(x)
     model.train(mode)
     for norm, momentum in zip(norms, momenta, strict=True):

@@ -43,13 +43,16 @@ class Compiler:
         compiled = torch.compile(self._with_own_code(function), dynamic=False, **self.options)
 
         def run(*arguments: Any) -> Any:
-            if function.__code__ in self.refused:
-                return function(*arguments)
-            try:
-                return compiled(*arguments)
-            except _refusals() as reason:
-                self.refused.add(function.__code__)
-                self.say(f"torch cannot compile '{function.__qualname__}' here, so it runs slower: {_short(reason)}")
+            if function.__code__ not in self.refused:
+                try:
+                    return compiled(*arguments)
+                except _refusals() as reason:
+                    self.refused.add(function.__code__)
+                    self.say(
+                        f"torch cannot compile '{function.__qualname__}' here, so it runs slower: {_short(reason)}"
+                    )
+            # It may ask a network that was compiled by itself, which would be refused for the same reason.
+            with torch.compiler.set_stance("force_eager"):
                 return function(*arguments)
 
         return run

@@ -20,6 +20,7 @@ from hardsphere import models
 from hardsphere.config import Config
 from hardsphere.data import Augment, DataSet, eval_batches, train_loader
 from hardsphere.errors import HardsphereError
+from hardsphere.recipes import without_effect
 from hardsphere.runtime import kernels_chosen
 from hardsphere.sphere import final_linear
 from hardsphere.threat import Ball
@@ -100,6 +101,8 @@ class Trainer:
             (reporter or Silence()).say(note)
         self.config, self.device = config, device
         self.reporter: Reporter = reporter or Silence()
+        for key in without_effect(config):
+            self.reporter.say(f"{key} was changed, but nothing in this training asks for it.")
         self.save_every = save_every
         self.description = describe(config, data, data_dir) | {"splits": split_digests(data)}
         self.train_source, self.validation, self.shape = data.train, data.validation, data.shape
@@ -152,11 +155,14 @@ class Trainer:
 
     def _epoch(self) -> dict[str, Any]:
         """One epoch, its judgement on the held-out split, and its checkpoint."""
-        epoch, started, first_batch = self.position.epoch, time.perf_counter(), self.position.batch
+        epoch, started = self.position.epoch, time.perf_counter()
+        prepared, first_batch = started, self.position.batch
         self._set_trainable(epoch)
         saved_at = time.monotonic()
         for batch in self.loader.epoch(epoch, self.position.batch):
             self.stepper.step(batch, epoch, self.position.batch)
+            if (recorded := self.stepper.recorded_at) is not None and recorded > prepared:
+                prepared, first_batch = recorded, self.position.batch  # which was recorded first, and then done
             self.position.batch += 1
             self.reporter.advance(self._batches_done())
             self.writer.check()
@@ -169,8 +175,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         self.average.after_epoch(self.model, epoch + 1, self._clean_images())
         images = len(self.train_source) * (1 - first_batch / len(self.loader))
-        preparing = self.stepper.preparing_since(started)
-        return self._conclude(self._training_row(epoch, seconds, preparing, images))
+        return self._conclude(self._training_row(epoch, seconds, prepared - started, images))
 
     def _set_trainable(self, epoch: int) -> None:
         """Train mode; in the warm-up after `init` only the head learns, and the body keeps its statistics."""

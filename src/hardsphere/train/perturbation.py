@@ -18,10 +18,12 @@ def worst_weights(model: nn.Module, loss: Callable[[], Tensor], gamma: float) ->
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad and weight.dim() > 1]
     with _statistics_kept(model):
-        gradients = torch.autograd.grad(loss(), weights)
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss(), weights, allow_unused=True)
     originals = [weight.detach().clone() for weight in weights]
     with torch.no_grad():
         for weight, gradient in zip(weights, gradients, strict=True):
+            if gradient is None:  # of a layer that plays no part, such as a second classifier
+                continue
             weight.add_(gradient * (gamma * weight.norm() / (gradient.norm() + 1e-20)))
     try:
         yield

@@ -14,7 +14,7 @@ import yaml
 
 from hardsphere.config import Config, flatten, from_dict, to_dict
 from hardsphere.errors import HardsphereError
-from hardsphere.files import appearing, write_json, write_text
+from hardsphere.files import appearing, leftovers, write_json, write_text
 from hardsphere.runtime import environment
 
 
@@ -38,8 +38,9 @@ class RunDirectory:
 
     def _claim(self, config: Config, device: torch.device) -> None:
         """Write down what this run is, or make sure that the run here is the same."""
-        for leftover in (self.path / "checkpoints").rglob(".*.tmp"):  # of a process that was killed while writing
-            leftover.unlink()
+        for folder in (self.path, *self.path.glob("checkpoints/**/")):  # where nobody else writes as long as we train
+            for leftover in leftovers(folder):
+                leftover.unlink()
         if self.config_file.exists():
             _check_same(self.path, read_config(self.config_file), config)
             return
@@ -101,7 +102,8 @@ def _check_vacant(path: Path, config_file: Path, resume: bool) -> None:
     if config_file.exists() and not resume:
         raise HardsphereError(f"'{path}' already holds a run: add --resume to go on with it, or name another --out.")
     if not config_file.exists() and path.is_dir():
-        foreign = sorted(item.name for item in path.iterdir() if item.name not in (".lock", "environment.json"))
+        begun = {path / ".lock", path / "environment.json", *leftovers(path)}
+        foreign = sorted(item.name for item in path.iterdir() if item not in begun)
         if foreign:
             raise HardsphereError(
                 f"'{path}' is not empty and holds no run (it has '{foreign[0]}'): name another --out."

@@ -87,6 +87,7 @@ class Stepper:
         self.say = say
         self.captured: Captured | None = None
         self.wait_for_update = wait_for_update
+        self.set_momenta({})
 
     def step(self, batch: Batch, epoch: int, index: int) -> None:
         """Train on one batch, the ``index``-th of its epoch."""
@@ -108,10 +109,10 @@ class Stepper:
         if index % _LOOK_EVERY == 0:
             self.guard.check()
 
-    def preparing_since(self, began: float) -> float:
-        """Seconds from a moment (of `time.perf_counter`) until the last step was recorded since: compiling, mostly."""
-        recorded = self.captured.recorded_at if self.captured is not None else None
-        return max(0.0, recorded - began) if recorded is not None else 0.0
+    @property
+    def recorded_at(self) -> float | None:
+        """When a step was last recorded, on the clock of `time.perf_counter`; what comes before is mostly compiling."""
+        return self.captured.recorded_at if self.captured is not None else None
 
     def _train(self, learner: Learner, batch: Batch, epoch: Tensor, awp: bool) -> None:
         """The objective's own step; a function of what is on the device alone."""
@@ -175,11 +176,18 @@ class Stepper:
         return {name: momentum for name, momentum in kept.items() if momentum is not None}
 
     def set_momenta(self, momenta: State) -> None:
-        """Bring the optimiser's memory back."""
+        """Bring the optimiser's memory back.
+
+        A fused update goes by places in memory, so momenta are laid out as their weights are. And it takes no weights
+        that have none beside others that have some, so those that are yet to learn begin with zeros, which is the same.
+        """
         self.optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
-            if name in momenta:
-                self.optimizer.state[parameter]["momentum_buffer"] = momenta[name]
+            if name in momenta or (self.fast and self.config.momentum):
+                momentum = torch.zeros_like(parameter, requires_grad=False)
+                self.optimizer.state[parameter]["momentum_buffer"] = momentum
+                if name in momenta:
+                    momentum.copy_(momenta[name])
 
 
 def fast_learner(
@@ -194,7 +202,11 @@ def fast_learner(
         if plain.adversary.bn != "eval" or not torch.is_autocast_enabled(x.device.type):
             return twin
         for kernels in (True, False) if has_convolutions(x) else (False,):
-            shadow = Shadow(plain.model, fuse_norms=kernels, fuse_blocks=kernels)
+            try:
+                shadow = Shadow(plain.model, fuse_norms=kernels, fuse_blocks=kernels)
+            except Exception as error:  # a foreign network may refuse to be copied
+                say(f"The network cannot be copied, so its attack runs somewhat slower: {_in_words(error)}.")
+                return twin
             if kernels and not has_blocks(shadow.network):
                 continue  # what torch's compiler makes of the network as it is gains as much
             doubt = _doubt(shadow, plain.model, x)
@@ -225,10 +237,14 @@ def _doubt(shadow: Shadow, model: nn.Module, x: Tensor) -> str | None:
             away = departure(shadow.network, model, images)
             along = agreement(shadow.network, model, images) if fused else 1.0
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return _in_words(error)
     if not away <= ALIKE:
         return f"its answers change by {100 * away:.0f} %"
     return None if along >= ALONG else "its gradients point elsewhere"
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _weighed(losses: Losses) -> tuple[Tensor, Totals]:
