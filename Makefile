@@ -1,6 +1,7 @@
 # make demo    set up, train two small networks and compare them: under 2 minutes once installed
 # make test    set up what tests need and run the quick tests
 # make check   slower checks: other people's implementations, many processes, documentation
+# make gpu     on a machine with a CUDA device: every fast path against its slow twin
 # make lint    ruff, mypy and the rules between the rooms of the house
 # make soak    kill and resume training and evaluation, ten times over
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test check lint soak clean
+.PHONY: demo test check gpu lint soak clean
 
 demo: .venv/core
 	$(BIN)/hardsphere demo
@@ -18,6 +19,9 @@ test: .venv/test lint
 
 check: .venv/check
 	$(BIN)/pytest -n 2 -m "check and not gpu"
+
+gpu: .venv/test
+	$(BIN)/pytest -m gpu
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -1,28 +1,32 @@
-"""Every published figure of speed: measures what is not there yet, and writes the pages from what was measured.
+"""Every published speed of training and evaluation: measures what is not there yet, and writes the pages from that.
 
     python benchmarks/speed.py measure results --data DIR      # on a GPU, 50 minutes for all; DIR holds CIFAR-10
     python benchmarks/speed.py measure results --only heads fast --budget 10
     python benchmarks/speed.py render results                  # results/bench-training.md, results/bench-evaluation.md
 
 Each figure is a command of its own, in a process of its own, and a JSON file of its own: remove the file to have it
-measured again. Nothing else should use the machine meanwhile. Without --data the two evaluations are left out.
+measured again. What a killed process left half done is measured again. Nothing else should use the machine meanwhile.
+Without --data the two evaluations are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hardsphere
+from hardsphere.bench.costs import RECIPE, Setting, read_points
+from hardsphere.bench.subject import PLAIN_ROUNDS, plain_steps
 from hardsphere.evaluate.statistics import wilson
 from hardsphere.markdown import header, line
 from hardsphere.runtime import code_of
@@ -42,7 +46,6 @@ TRAINING = {
 HEADS = {"heads-preactresnet18-128": f"{PGD} --model preactresnet18 --batch 128 --steps 60"}
 FIRST_USE = f"{PGD} --model wrn-34-10 --batch 128 --steps 4 --no-heads"
 FIRST_USES = ("first-use-cold", "first-use-warm")
-CORRUPTING = {"corrupt": "bench corrupt"}
 SWEEP = "bench sweep"
 EVALUATIONS = {
     "eval-preactresnet18": (
@@ -58,6 +61,15 @@ EVALUATIONS = {
 
 def file_of(results: Path, name: str) -> Path:
     return results / f"bench-{name}.json"
+
+
+def is_done(results: Path, name: str) -> bool:
+    """Whether a figure was measured to its end. An evaluation is saved before the reference begins as well."""
+    try:
+        found = json.loads(file_of(results, name).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return isinstance(found, dict) and (name not in EVALUATIONS or found.get("reference") is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,15 +123,18 @@ class Workshop:
 
 def jobs(shop: Workshop, with_data: bool) -> Iterator[tuple[str, bool, Callable[[], None]]]:
     """(name, whether it is done, what does it)."""
-    single = TRAINING | HEADS | CORRUPTING
-    for name, words in single.items():
-        done = file_of(shop.results, name).exists()
-        yield name, done, lambda name=name, words=words: shop.measure(name, words)  # type: ignore[misc]
-    yield "first-use", all(file_of(shop.results, name).exists() for name in FIRST_USES), shop.first_use
+    for name, words in (TRAINING | HEADS).items():
+        yield name, is_done(shop.results, name), lambda name=name, words=words: shop.measure(name, words)  # type: ignore[misc]
+    yield "first-use", all(is_done(shop.results, name) for name in FIRST_USES), shop.first_use
     yield "sweep", False, shop.sweep  # knows by itself what is there
     for name in EVALUATIONS if with_data else ():
-        done = file_of(shop.results, name).exists()
-        yield name, done, lambda name=name: shop.evaluate(name)  # type: ignore[misc]
+        yield name, is_done(shop.results, name), lambda name=name: shop.evaluate(name)  # type: ignore[misc]
+
+
+def unknown(only: Sequence[str]) -> list[str]:
+    """The words with which no figure's name begins."""
+    names = [*TRAINING, *HEADS, "first-use", "sweep", *EVALUATIONS]
+    return [word for word in only if not any(name.startswith(word) for name in names)]
 
 
 def measure(results: Path, data: Path | None, only: Sequence[str], minutes: float | None) -> None:
@@ -142,7 +157,10 @@ def measure(results: Path, data: Path | None, only: Sequence[str], minutes: floa
 
 
 def read(results: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file_of(results, name).read_text())
+    file = file_of(results, name)
+    if not is_done(results, name):
+        raise FileNotFoundError(errno.ENOENT, "measured to its end", str(file))
+    found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
@@ -162,9 +180,10 @@ def training_page(results: Path) -> str:
         "A whole step is timed: device-resident data, augmentation, attack, update, weight average; medians over five "
         "rounds, random images of CIFAR-10's shape, seed 0, bf16 with heads and losses in float32. PGD-AT takes ten "
         "attack steps. The plain loop is eager PyTorch in its default precision, measured in the same run, without the "
-        "weight average. `share` is the share of the bf16 matrix-product rate measured in the same run. Each row is "
-        "one process; its JSON, with all rounds and the digest of the source, lies beside this file. "
-        "`python benchmarks/speed.py` measures all this again.",
+        f"weight average: the median over {in_words(PLAIN_ROUNDS)} rounds of {_few_steps(rows.values())} steps. "
+        "`share` is the share of the bf16 matrix-product rate measured in the same run. Each row is one process; "
+        "its JSON, with all rounds and the digest of the source, lies beside this file. "
+        "`python benchmarks/speed.py measure OUT` measures all this anew in an empty folder.",
         table(
             ["step", "batch", "images/s", "rounds", "plain loop", "ratio", "TFLOP/s", "share", "GiB", "torch", "code"],
             [_training_row(row) for row in rows.values()],
@@ -184,8 +203,7 @@ def training_page(results: Path) -> str:
         _first_use(results, [rows["wrn-34-10-128"], rows["wrn-34-10-512"]]),
         "## What bounds what is left",
         _profiles({title: rows[name] for name, title in _PROFILED.items()}),
-        "How the cost grows with attack steps, batch and width, by which law and why, is in "
-        "[bench-sweep/sweep.md](bench-sweep/sweep.md).",
+        _growth(results, [row for row in rows.values() if row["recipe"] == RECIPE]),
         "## Commands",
         _commands(
             [
@@ -200,6 +218,15 @@ def training_page(results: Path) -> str:
 
 _PROFILED = {"preactresnet18-128": "PreActResNet-18", "wrn-34-10-128": "WRN-34-10", "wrn-34-1-128": "WRN-34-1"}
 _EPOCHS = {"fast": "FastAT", "free": "FreeAT, which replays each batch eight times"}
+
+
+def in_words(number: int) -> str:
+    return {2: "two", 3: "three", 5: "five"}.get(number, str(number))
+
+
+def _few_steps(rows: Iterable[Result]) -> str:
+    few = [plain_steps(row["steps"]) for row in rows]
+    return f"{min(few)} to {max(few)}"
 
 
 def _training_row(row: Result) -> list[str]:
@@ -240,7 +267,7 @@ def _measured_again(rows: Mapping[str, Result], others: Mapping[str, Sequence[Re
 
 def _first_uses(results: Path) -> list[Result]:
     """Cold and warm, or nothing as long as one is missing."""
-    there = all(file_of(results, name).exists() for name in FIRST_USES)
+    there = all(is_done(results, name) for name in FIRST_USES)
     return [read(results, name) for name in FIRST_USES] if there else []
 
 
@@ -248,9 +275,11 @@ def _first_use(results: Path, others: Sequence[Result]) -> str:
     """The command for it, and what the other runs of that network saw of it, perhaps with older code."""
     text = (
         "Seconds from the command to the end of the first training step, and what of it were imports, the preparation "
-        "of device, data and network, and compiling; Python's own start is not in it."
+        "of device, data and network, and the step itself, which is compiled there; Python's own start is not in it. "
+        "After a few steps more the step is recorded and at full speed: what all that took beyond the steps' own time "
+        "is in the last column."
     )
-    kept = {True: "the cache holds other networks", False: "empty cache"}
+    kept = {True: "a cache in use", False: "empty cache"}
     rows = [(f"WRN-34-10, batch {one['batch']}, {kept[one['compile_cache_warm']]}", one) for one in others]
     if measured := _first_uses(results):
         cold, warm = measured
@@ -263,12 +292,13 @@ def _first_use(results: Path, others: Sequence[Result]) -> str:
         [name, f"{row['first_step_seconds']:.0f}", *_parts(row), f"{row['compile_seconds']:.0f}", code(row)]
         for name, row in rows
     ]
-    return f"{text}\n\n{table(['', 'first step', 'imports', 'preparation', 'compiling', 'code'], cells)}"
+    titles = ["", "in all", "imports", "preparation", "first step", "until full speed", "code"]
+    return f"{text}\n\n{table(titles, cells)}"
 
 
 def _parts(row: Result) -> list[str]:
     parts = row.get("first_step_parts", {})
-    return [f"{parts[name]:.0f}" if name in parts else "–" for name in ("imports", "preparation")]
+    return [f"{parts[name]:.0f}" if name in parts else "–" for name in ("imports", "preparation", "first step")]
 
 
 def _profiles(rows: Mapping[str, Result]) -> str:
@@ -277,16 +307,38 @@ def _profiles(rows: Mapping[str, Result]) -> str:
     cells = [[group, *(f"{one:.1%}" for one in some)] for group, some in shares.items() if max(some) >= 0.0005]
     cells.append(["kernels a step", *(f"{row['profile']['kernels_per_step']:,.0f}" for row in rows.values())])
     cells.append(["a kernel lasts, on average", *(f"{_kernel_microseconds(row):.0f} µs" for row in rows.values())])
-    cells.append(["between kernels, of all time", *(f"{row['profile']['idle_share']:.1%}" for row in rows.values())])
+    cells.append(["of a step's time, in no kernel", *(f"{_between_kernels(row):.1%}" for row in rows.values())])
     bounds = "; ".join(f"of {name}, {_bound(row)}" for name, row in rows.items())
     return (
-        f"Kernels of replayed steps, batch 128, from the same runs (`--profile`):\n\n{table(['', *rows], cells)}\n\n"
+        f"Kernels of replayed steps, batch 128, from the same runs (`--profile`). The last row holds the sum of their "
+        f"times against a step of the table above, which no profiler slowed down:\n\n{table(['', *rows], cells)}\n\n"
         "Residual blocks under attack are kernels of our own ([how](../docs/speed.md)); the convolutions of the update "
         f"are cuDNN's. What takes most of the kernels' time: {bounds}. The rate counts all products of a convolution, "
         "also those with the zeros around an image, which our kernels leave out. A wide network is bound by its "
-        "convolutions; a narrow one also by the time between its many short kernels, which is why a larger batch helps "
-        "it most."
+        "convolutions; the kernels of a narrow one are short, and part of their time is the same however few images "
+        "they are given ([the law of the batch](bench-sweep/sweep.md))."
     )
+
+
+def _growth(results: Path, rows: Sequence[Result]) -> str:
+    """Where the laws of the cost are, and how steps of these rows did in the sweep, if that ran other code."""
+    text = (
+        "How the cost grows with attack steps, batch and width, by which law and why, is in "
+        "[bench-sweep/sweep.md](bench-sweep/sweep.md)."
+    )
+    swept = read_points(results / "bench-sweep" / "points.jsonl")
+    compared = []
+    for row in rows:
+        point = swept.get(Setting(row["model"], row["batch"], row["attack_steps"]))
+        if point is not None and code_of(point.environment) != code(row):
+            name = f"{row['model']} at batch {row['batch']}"
+            compared.append(f"{name} made {point.images_per_second:,.0f} images/s ({row['images_per_second']:,.0f})")
+    if compared:
+        text += (
+            f" Its laws are of the code that it names, and times have changed since. There {', '.join(compared)}; "
+            "in brackets what the table above says."
+        )
+    return text
 
 
 _OURS = "_convolution"
@@ -308,6 +360,12 @@ def _kernel_microseconds(row: Result) -> float:
     return float(1e3 * row["profile"]["busy_milliseconds"] / row["profile"]["kernels_per_step"])
 
 
+def _between_kernels(row: Result) -> float:
+    """Kernels that ran side by side would make this too small."""
+    step = row["batch"] / row["images_per_second"]
+    return max(0.0, 1 - 1e-3 * float(row["profile"]["busy_milliseconds"]) / step)
+
+
 def _commands(commands: Sequence[str]) -> str:
     return "```sh\n" + "\n".join(commands) + "\n```"
 
@@ -327,11 +385,14 @@ def evaluation_page(results: Path) -> str:
             ["", *(f"{models[name]}, {who}" for name in found for who in ("hardsphere", "pyautoattack"))],
             _evaluation_rows(list(found.values())),
         ),
-        "The first time includes what the evaluation prepares for itself, such as compiling its kernels; the device "
-        "had been woken by passes of the model before either began. The second time is in the same process; where "
-        "there was one, the single attacks and the TFLOP/s are its.",
+        "The first time includes what the evaluation prepares for itself, such as recording its turns. Kernels are "
+        "compiled once on a machine: those that training on it had compiled already were loaded, not compiled. The "
+        "device had been woken by passes of the model before either began. The second time is in the same process; "
+        "where there was one, the single attacks and the TFLOP/s are its.",
         "Both models come from FastAT, which is quick to train and leaves them robust enough to be worth attacking:",
-        _commands([f"hardsphere {words}" for pair in EVALUATIONS.values() for words in pair]),
+        _commands(
+            [line for name, one in found.items() for line in (f"hardsphere {EVALUATIONS[name][0]}", one["command"])]
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -392,6 +453,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="figures whose names begin so")
     parser.add_argument("--budget", type=float, help="minutes after which none is begun")
     given = parser.parse_args()
+    if nothing := unknown(given.only):
+        parser.error(f"no figure's name begins with {', '.join(nothing)}")
     if given.verb == "measure":
         measure(given.results, given.data, given.only, given.budget)
     for name, page in PAGES.items():

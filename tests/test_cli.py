@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,15 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
+from hardsphere import __version__
 from hardsphere.cli import main
 from hardsphere.data import ImageFiles, eval_batches
 from hardsphere.data import load as load_data
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.targets import default_directory
+from hardsphere.models.classifier import Classifier
 from hardsphere.predict import predict
 from hardsphere.recipes import recipe
+from hardsphere.reproduce.reading import read_plan
 from hardsphere.train import load, train
 
 TINY = ["epochs=1", "model=cnn-4", "attack.steps=1", "batch=256"]
@@ -72,6 +77,10 @@ def test_help_does_not_wait_for_torch() -> None:
         "demo",
     ):
         assert verb in shown.stdout
+
+
+def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--version"], monkeypatch, capsys) == (0, f"hardsphere {__version__}\n", "")
 
 
 def test_recipes_and_show() -> None:
@@ -198,10 +207,11 @@ def test_images_that_broke_the_model_are_kept_and_checked_as_files(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["evaluate", str(run), "--suite", "quick", "--limit", "20", "--save-images", "--out", str(tmp_path / "out")]
-    code, shown, _ = invoke(words, monkeypatch, capsys)
+    code, shown, _ = invoke([*words, "--eps", "0.2,0.02"], monkeypatch, capsys)
     assert code == 0
     files = list((tmp_path / "out" / "png").glob("*.png"))
     assert f"of {len(files)} broken images stay broken as 8-bit PNG files" in shown
+    assert "in linf 0.2 (n=20)" in shown  # that of the headline, in whatever order they were named
     assert files
 
 
@@ -214,6 +224,13 @@ def test_audit_prints_a_verdict(
     found = json.loads((tmp_path / "audit.json").read_text())
     assert found["verdict"] in shown
     assert found["n"] == 30
+    assert (found["view"], found["target"]) == ("deployed", str(run))
+    assert found["command"].endswith("--limit 30")
+    code, shown, _ = invoke([*words, "--paper-view"], monkeypatch, capsys)
+    again = json.loads((tmp_path / "audit.json").read_text())
+    assert (again["view"], again["model"]) == ("paper (raw cosines)", found["model"])
+    code, _, error = invoke(["audit", str(run), "--eps", "0.1,0.2"], monkeypatch, capsys)
+    assert (code, "one radius" in error) == (2, True)
 
 
 def test_corrupt_writes_a_folder_set(
@@ -254,6 +271,14 @@ def test_sweep_and_reproduce(
         assert code == 2
         assert sentence in error
         assert error.count("\n") == 1
+
+
+def test_the_plan_in_the_documentation_is_one() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    plan = read_plan(yaml.safe_load(written))
+    assert len(plan.runs) == 2 * (1 + 4)
+    assert all(len(run.measurements) == 2 for run in plan.runs)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +341,29 @@ def test_unreadable_images_are_named(run: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_predict_takes_one_file_none_or_many(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many do not go through the network at once, and each gets its own answer."""
+    files = [tmp_path / f"{shade}.png" for shade in range(0, 250, 50)]
+    for file in files:
+        Image.fromarray(np.full((8, 8), int(file.stem), dtype=np.uint8)).save(file)
+    alone = [predict(run, str(file))[0] for file in files]
+    monkeypatch.setattr("hardsphere.predict._BATCH", 2)
+    sizes, forward = [], Classifier.forward
+
+    def counted(model: Classifier, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return forward(model, x)
+
+    monkeypatch.setattr(Classifier, "forward", counted)
+    together = predict(run, files)
+    assert sizes == [2, 2, 1]
+    assert [[name for name, _ in ranking] for ranking in together] == [[name for name, _ in row] for row in alone]
+    assert [row[0][1] for row in together] == pytest.approx([row[0][1] for row in alone], abs=1e-5)
+    assert predict(run, []) == []
+    with pytest.raises(HardsphereError, match="is a folder"):
+        predict(run, [tmp_path])
+
+
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), sqlite3.OperationalError("database or disk is full")]
 )
@@ -376,3 +424,23 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert error.endswith("hardsphere: stopped. The same command with --resume goes on.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        (["bench", "sweep", "--out", "costs"], " The same command goes on."),
+        (["bench", "train"], ""),
+        (["sweep", "plan.yaml"], " The same command goes on."),
+        (["audit", "runs/a"], ""),
+    ],
+)
+def test_only_what_goes_on_says_so(
+    words: list[str], how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise SystemExit(130)
+
+    monkeypatch.setattr("hardsphere.cli.app", interrupted)
+    code, _, error = invoke(words, monkeypatch, capsys)
+    assert (code, error) == (130, f"hardsphere: stopped.{how}\n")

@@ -117,6 +117,19 @@ def test_gradient_figure_draws_the_mean_ratios(digits: tuple[Tensor, Tensor], mo
     assert [tick.get_text() for tick in axes.get_xticklabels()] == [*(f"body.{k}" for k in (0, 3, 6, 9, 12)), "fc"]
 
 
+def test_gradient_figure_has_its_legend_beside_the_lines() -> None:
+    layers = tuple(f"layer{index}.weight" for index in range(20))
+    ratios = torch.linspace(4, 2, 20).expand(30, -1)
+    found = {f"PGD-AT + {head}": analysis.GradientRatio(layers, torch.ones(30, 20), ratios, 1) for head in ("", "HE")}
+    figure = figures.gradient_ratio_figure(found)
+    size_of_png(figure)  # places everything
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_gradient_figure_refuses_networks_of_different_layers() -> None:
     one, two = (
         analysis.GradientRatio(layers, torch.ones(1, 1), torch.ones(1, 1), 1)

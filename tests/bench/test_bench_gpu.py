@@ -10,11 +10,7 @@ from hardsphere.bench.costs import Setting, measure
 from hardsphere.bench.evaluation import bench_evaluation, subject_of_network
 from hardsphere.bench.kernels import PRODUCTS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own doings
-]
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
 
 

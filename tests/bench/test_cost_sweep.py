@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,8 @@ def test_the_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
 
     def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.device) -> Point:
         measured.append(setting)
-        return made_up(setting, 0.01 + 0.001 * setting.attack_steps, costs.hardware(device))
+        point = made_up(setting, 0.01 + 0.001 * setting.attack_steps)
+        return replace(point, environment=costs.environment(device))
 
     monkeypatch.setattr(costs, "measure", measure)
     monkeypatch.setattr(costs, "gemm_rate", lambda device: 1e12)
@@ -94,11 +97,22 @@ def test_the_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     assert len(measured) == 4
 
 
-def test_points_of_another_machine_are_not_mixed_in(tmp_path: Path) -> None:
-    costs._append(tmp_path / "points.jsonl", made_up(Setting("cnn-2", 4, 1), 1.0))
+@pytest.mark.parametrize("other", ["device", "torch", "source"])
+def test_points_of_another_machine_or_code_are_not_mixed_in(other: str, tmp_path: Path) -> None:
+    point = made_up(Setting("cnn-2", 4, 1), 1.0)
+    here = costs.environment(CPU)
+    costs._append(tmp_path / "points.jsonl", replace(point, environment=here | {other: "of yore"}))
     axis = Axis("attack steps K", "tiny", {k: Setting("cnn-2", 4, k) for k in (1, 2)})
-    with pytest.raises(HardsphereError, match="measured on a machine"):
+    with pytest.raises(HardsphereError, match=re.escape(f", of yore and not {here[other]}:")):
         sweep_costs(tmp_path, axes={"k": axis}, device=CPU)
+
+
+@pytest.mark.parametrize("line", [b"null", b"5", b'{"setting": 3}', b"\xff\xfe", b"\0\0\0"])
+def test_a_damaged_line_is_no_point(line: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "points.jsonl"
+    file.write_bytes(line + b"\n")
+    costs._append(file, made_up(Setting("cnn-2", 4, 1), 1.0))
+    assert list(costs.read_points(file)) == [Setting("cnn-2", 4, 1)]
 
 
 def test_the_page_of_a_whole_sweep_is_written_anywhere(tmp_path: Path) -> None:
@@ -130,8 +144,16 @@ def test_laws_figure_and_text(tmp_path: Path) -> None:
     assert "The part in x is overtaken above 4: there the cost is no longer linear." in text
     assert "Measurement departs from the law by more than 10% at" in text
     assert "| 20 | 22.00 | 19.80 to 26.40 | 22.00 | 1 | 1 | 25% |" in text
-    assert "`hardsphere bench sweep`, torch 2, source s1." in text
+    assert "`hardsphere bench sweep --out DIR`, torch 2, source s1." in text
     assert (tmp_path / "sweep.png").stat().st_size < 200_000
+
+
+def test_a_fit_with_a_part_below_zero_explains_nothing(tmp_path: Path) -> None:
+    points = {"k": {k: made_up(s, 0.01 * k - 0.002) for k, s in AXES["k"].settings.items()}}
+    write_sweep(Swept(points, ()), AXES, tmp_path)
+    text = (tmp_path / "sweep.md").read_text()
+    assert "t = -2 + 10 x ms. A part of the fit is below zero" in text
+    assert "The fixed part" not in text
 
 
 def test_too_few_points_make_no_law(tmp_path: Path) -> None:

@@ -58,6 +58,30 @@ def test_a_changed_figure_changes_its_page(speed: ModuleType, tmp_path: Path) ->
     assert "| 12,346 |" not in before
 
 
+def test_a_sweep_of_other_code_is_told_apart(speed: ModuleType, tmp_path: Path) -> None:
+    """Laws of older code must not stand beside newer steps without a word."""
+    folder = tmp_path / "bench-sweep"
+    folder.mkdir()
+    row = {"recipe": "cifar10/pgd-he", "model": "cnn-8", "batch": 64, "attack_steps": 10, "images_per_second": 2000.0}
+    row |= {"environment": {"commit": "new", "source": "1"}}
+    for commit, told in (("old", True), ("new", False)):
+        point = {
+            "setting": {"model": "cnn-8", "batch": 64, "attack_steps": 10},
+            "step_seconds": 0.064,
+            "gemm_share": 0.1,
+        }
+        point |= {
+            "rounds_step_seconds": [0.064],
+            "images_per_second": 1000.0,
+            "tflops": 1.0,
+            "first_steps_seconds": 1.0,
+        }
+        (folder / "points.jsonl").write_text(json.dumps(point | {"environment": {"commit": commit, "source": "1"}}))
+        assert ("cnn-8 at batch 64 made 1,000 images/s (2,000)" in speed._growth(tmp_path, [row])) == told
+        other = row | {"attack_steps": 1}
+        assert "made" not in speed._growth(tmp_path, [other])
+
+
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("bench-*.json")), ids=lambda file: file.stem)
 def test_a_figure_comes_with_its_command_machine_and_code(file: Path) -> None:
     found = json.loads(file.read_text())
@@ -69,24 +93,54 @@ def test_a_figure_comes_with_its_command_machine_and_code(file: Path) -> None:
     assert "/home" not in file.read_text()
 
 
+def test_what_is_half_done_is_not_done(speed: ModuleType, tmp_path: Path) -> None:
+    """An evaluation is saved before the reference begins; a file may have been cut off."""
+    for file in RESULTS.glob("bench-*.json"):
+        shutil.copy(file, tmp_path)
+    for name, text in (
+        (
+            "eval-wrn-34-10",
+            json.dumps(json.loads((RESULTS / "bench-eval-wrn-34-10.json").read_text()) | {"reference": None}),
+        ),
+        ("wrn-34-10-128", '{"images_per_sec'),
+        ("heads-preactresnet18-128", "null"),
+    ):
+        assert speed.is_done(tmp_path, name)
+        (tmp_path / f"bench-{name}.json").write_text(text)
+        assert not speed.is_done(tmp_path, name)
+        with pytest.raises(FileNotFoundError, match="measured to its end"):
+            speed.read(tmp_path, name)
+
+
+def test_figures_that_do_not_exist_are_told(speed: ModuleType) -> None:
+    assert speed.unknown(["heads", "first", "sweep", "eval", "headz", "corrupt"]) == ["headz", "corrupt"]
+
+
+def test_time_in_no_kernel_is_of_a_step_that_nobody_watched(speed: ModuleType) -> None:
+    profile = {"busy_milliseconds": 9.0, "idle_share": 0.5}
+    row = {"batch": 100, "images_per_second": 10_000.0, "profile": profile}
+    assert speed._between_kernels(row) == pytest.approx(0.1)
+    assert speed._between_kernels(row | {"profile": profile | {"busy_milliseconds": 11.0}}) == 0
+
+
 def test_what_is_measured_is_not_measured_again(
     speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "bench-corrupt.json").write_text("{}")
+    (tmp_path / "bench-fast-preactresnet18-128.json").write_text("{}")
     ran: list[list[str]] = []
 
     def run(command: list[str], **settings: Any) -> None:
         ran.append(command[3:])
         assert (settings["cwd"] / "data").resolve() == tmp_path
         if "--out" in command and "bench" in command:
-            Path(command[-1]).write_text("{}")
+            Path(command[-1]).write_text('{"reference": {}}')
 
     monkeypatch.setattr(speed.subprocess, "run", run)
-    speed.measure(tmp_path, tmp_path, ["corrupt", "heads", "eval-wrn", "first"], None)
+    speed.measure(tmp_path, tmp_path, ["fast", "heads", "eval-wrn", "first"], None)
     verbs = [words[:2] for words in ran]
     assert verbs == [["bench", "train"]] * 3 + [["train", "cifar10/fast"], ["bench", "eval"]]
     again = len(ran)
-    speed.measure(tmp_path, tmp_path, ["corrupt", "heads", "eval-wrn", "first"], None)
+    speed.measure(tmp_path, tmp_path, ["fast", "heads", "eval-wrn", "first"], None)
     assert len(ran) == again
     speed.measure(tmp_path, tmp_path, [], 0.0)
     assert len(ran) == again  # no time left

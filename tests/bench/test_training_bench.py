@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,12 @@ import torch
 from hardsphere.bench import bench_training
 from hardsphere.bench.first_use import cache_is_warm, compile_phases
 from hardsphere.bench.kernels import PRODUCTS, profile_steps
-from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
+from hardsphere.bench.subject import TrainingRun, flops_per_image, forward_flops, random_images
+from hardsphere.bench.training import as_text
+from hardsphere.errors import HardsphereError
 from hardsphere.recipes import recipe
 from hardsphere.train.compiling import cache_place
+from hardsphere.train.deployed import build_model
 
 CPU = torch.device("cpu")
 TINY = {"model": "cnn-4", "batch": 8}
@@ -54,6 +58,69 @@ def test_the_rounds_are_kept_and_the_rate_is_their_median() -> None:
     assert measured.epoch_seconds == pytest.approx(50_000 / measured.images_per_second)
     assert measured.attack_steps == 1  # the recipe's own
     assert measured.head_overhead == {}
+
+
+def test_what_a_person_reads() -> None:
+    measured = bench_training("cifar10/fast-he", TINY, steps=1, device=CPU, heads=False)
+    text = as_text(measured)
+    assert text.startswith("cifar10/fast-he, cnn-4, batch 8, on ")
+    assert "GiB" not in text
+    assert "compiling" not in text
+    assert "cost of" not in text
+    on_gpu = replace(
+        measured,
+        images_per_second=11859.4,
+        rounds_images_per_second=[11869.0, 11831.0],
+        over_plain_loop=7.83,
+        tflops=303.1,
+        gemm_tflops=765.0,
+        gemm_share=0.396,
+        peak_memory_gib=0.84,
+        compile_seconds=45.2,
+        head_overhead={"he": 0.009, "mhe": -0.001},
+        remarks=["The network runs slower."],
+    )
+    lines = [" ".join(line.split()) for line in as_text(on_gpu).splitlines()]
+    assert "images/s 11,859 11,831 to 11,869 in its rounds" in lines
+    assert "TFLOP/s 303.10 40% of the 765.00 of matrix products" in lines
+    assert "peak memory 0.8 GiB" in lines
+    assert any(line.endswith("45.2 s of compiling until full speed") for line in lines)
+    assert lines[-3:] == [
+        "cost of HE +0.9% over the plain head",
+        "cost of m-HE -0.1% over the plain head",
+        "The network runs slower.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "shape", "classes"),
+    [
+        ("digits/fast-he", {}, (1, 8, 8), 10),
+        ("cifar100/fast-he", {}, (3, 32, 32), 100),
+        ("folder/fast-he", {"data.size": 48}, (3, 48, 48), 10),
+    ],
+)
+def test_images_and_classes_are_those_of_the_recipe(
+    name: str, changes: dict[str, int], shape: tuple[int, int, int], classes: int
+) -> None:
+    measured = bench_training(name, TINY | changes, steps=1, device=CPU, heads=False)
+    assert (measured.image_shape, measured.classes) == (list(shape), classes)
+    assert f"random images of {' x '.join(map(str, shape))}, {classes} classes" in as_text(measured).splitlines()
+    network = build_model(recipe(name, TINY | changes), random_images(2, shape, classes))
+    one_pass = forward_flops(network, shape)
+    assert measured.tflops / measured.images_per_second == pytest.approx(5 * one_pass / 1e12)
+
+
+def test_images_are_as_many_as_fit_into_memory() -> None:
+    assert random_images(8).train.pixels.shape == (320, 3, 32, 32)
+    assert len(random_images(64, (3, 512, 512)).train.pixels) == 64 * 5
+
+
+@pytest.mark.parametrize("name", ["cifar10/standard", "cifar10/free-he"])
+def test_attack_steps_that_change_nothing_are_refused(name: str) -> None:
+    with pytest.raises(HardsphereError, match=f"change nothing in a step of {name}"):
+        bench_training(name, TINY | {"attack.steps": 7}, steps=1, device=CPU, heads=False)
+    assert bench_training(name, TINY, steps=1, device=CPU, heads=False).attack_steps is None
 
 
 def test_a_replayed_batch_counts_once() -> None:

@@ -156,6 +156,31 @@ class Scaled(Around):
         return self.factor * self.model(x)
 
 
+class Caching(Around):
+    """Gives an image near one that it was asked for before the answer of then; gradients go through."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.seen, self.said = torch.empty(0), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits, flat = self.model(x), x.detach().flatten(1)
+        if len(self.seen):
+            far, which = torch.cdist(flat, self.seen, p=float("inf")).min(dim=1)
+            logits = logits + torch.where(far[:, None] < 0.15, self.said[which] - logits.detach(), 0.0)
+        self.seen = torch.cat([self.seen.view(-1, flat.shape[1]), flat])
+        self.said = torch.cat([self.said.view(-1, logits.shape[1]), logits.detach()])
+        return logits
+
+
+class Clipping(Around):
+    """Cuts its images off where most of a digit's pixels lie: these have no gradient, and can be moved all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = F.avg_pool2d((x.clamp(0.05, 0.95) - 0.05) / 0.9, 4)
+        return self.model(small)
+
+
 class NotANumber(Around):
     """NaN for images that are bright on the whole."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import warnings
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import audit_models as toys
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from toys import Linear, labelled, radius_at
 
 from hardsphere.attacks.losses import margin
@@ -20,10 +23,11 @@ from hardsphere.data import load as load_data
 from hardsphere.data import to_float
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import Entry, evaluate
-from hardsphere.evaluate.audit import LIMIT, Audit, Finding, Kind, Severity, audit
+from hardsphere.evaluate.audit import LIMIT, Audit, Finding, Kind, Severity, audit, probes
 from hardsphere.evaluate.audit.probes import speaks_of_test
 from hardsphere.evaluate.audit.scale import Trials, compare
 from hardsphere.evaluate.audit.subject import Subject, mean_gain
+from hardsphere.models import HeadSpec, build
 from hardsphere.noise import Noise
 from hardsphere.recipes import recipe
 from hardsphere.report.audit import audit_markdown, render_audit
@@ -123,6 +127,12 @@ TOYS = [
         frozenset({Kind.BLACK_BOX_STRONGER}),  # what gradients hide, queries find as well
     ),
     Toy(
+        "pixels cut off, on larger images",
+        lambda m, x: toys.Clipping(m),
+        Kind.BLACK_BOX_STRONGER,
+        prepare=lambda x: x.repeat_interleave(4, 2).repeat_interleave(4, 3),
+    ),
+    Toy(
         "few starts lead up",
         misleading(toys.right_from_few_starts),
         Kind.STILL_HELPING,
@@ -135,6 +145,7 @@ TOYS = [
     Toy("dropout left on", lambda m, x: toys.WithDropout(m).train(), Kind.TRAIN_MODE, severity=Severity.INVALID),
     Toy("statistics left on", lambda m, x: toys.WithBatchNorm(m).train(), Kind.TRAIN_MODE, severity=Severity.INVALID),
     Toy("batch in the logits", lambda m, x: toys.BatchCoupled(m), Kind.BATCH_DEPENDENT, severity=Severity.INVALID),
+    Toy("a cache", lambda m, x: toys.Caching(m), Kind.REMEMBERS, severity=Severity.INVALID),
     Toy("NaN", lambda m, x: toys.NotANumber(m), Kind.NON_FINITE_OUTPUT, severity=Severity.INVALID),
     Toy(
         "images in [0, 255]",
@@ -460,3 +471,89 @@ def test_the_report_says_verdict_finding_evidence_and_remedy(linear, samples):
     assert audit_markdown(sound).startswith("# Audit: sound")
     assert Finding(Kind.RANDOMISED, "Seen.").to_dict()["kind"] == "RANDOMISED"
     assert sound.to_dict()["verdict"] == "sound"
+
+
+@pytest.mark.parametrize(("right_before", "right_after", "told"), [(83, 90, False), (83, 93, True), (40, 60, False)])
+def test_what_more_contrast_gains_is_no_sign_of_other_pixels(right_before: int, right_after: int, told: bool) -> None:
+    """It helps networks that were trained on these very pixels, but not against half of their errors."""
+    y = torch.zeros(100, dtype=torch.long)
+
+    def answer(x: Tensor) -> Tensor:
+        right = right_after if float(x.max()) > 1.5 else right_before
+        return torch.where(torch.arange(100) < right, 0, 1)[:, None].eq(torch.arange(2)).float()
+
+    x = torch.rand(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    measured: dict[str, Any] = {}
+    found = list(probes.normalisation_outside(answer, x, y, answer(x), measured))
+    assert bool(found) == told
+    assert measured["normalisation"]["points"] == right_after - right_before
+
+
+class Overflowing(nn.Module):
+    """Right in float32, and without a finite answer in float16."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * 30000.0 * 3.0 / 90000.0
+
+
+def test_a_float16_model_is_told_from_its_float32_copy(linear, samples):
+    x, y, ids = (part[:40] for part in samples)
+    fine, overflows = copy.deepcopy(linear).half(), Overflowing(copy.deepcopy(linear)).half()
+    for model, kinds in ((fine, set()), (overflows, {Kind.NON_FINITE_OUTPUT})):
+        found = audit(model, x, y, BALL, ids=ids)
+        assert found.kinds == kinds
+        assert any("numbers are torch.float16" in note for note in found.notes)
+        remarks = evaluate(model, x, y, BALL, suite="quick").card["remarks"]
+        assert any("are not finite" in remark for remark in remarks) == bool(kinds)
+        assert any("float32 copy of itself" in remark for remark in remarks)
+    assert not any("copy" in note for note in audit(linear, x, y, BALL, ids=ids).notes)
+
+
+def test_a_model_that_casts_its_images_is_judged_as_it_is(linear, samples):
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = copy.deepcopy(linear).bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.bfloat16()).float()
+
+    x, y, _ = (part[:40] for part in samples)
+    found = evaluate(Cast(), x, y, BALL, suite="quick")
+    assert found.clean_accuracy > 0.9
+    assert not any("copy" in remark for remark in found.card["remarks"])
+
+
+def test_modules_that_know_no_modes_are_judged(linear, samples):
+    x, y, ids = (part[:20] for part in samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        frozen = torch.jit.freeze(torch.jit.trace(linear.eval(), x))
+    size = {"x": {0: torch.export.Dim("images", min=1, max=4096)}}
+    exported = torch.export.export(Plain(linear), (x,), dynamic_shapes=size).module()
+    expected = evaluate(linear, x, y, BALL, suite="quick").survivors()
+    for model in (frozen, exported):
+        assert evaluate(model, x, y, BALL, suite="quick").survivors() == expected
+        assert audit(model, x, y, BALL, ids=ids).verdict == "sound"
+
+
+class Plain(nn.Module):
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def test_an_audit_of_raw_cosines_says_so(samples):
+    x, _, ids = (part[:10] for part in samples)
+    head = HeadSpec(feature_norm=True, weight_norm=True)
+    model = build("cnn-2", num_classes=10, in_channels=1, image_size=8, head=head, seed=0).eval()
+    y = model(x).argmax(dim=1)
+    for one, said in ((paper_view(model), True), (model, False)):
+        assert any("raw cosines" in note for note in audit(one, x, y, BALL, ids=ids).notes) == said

@@ -32,7 +32,8 @@ def test_accuracies_are_queries():
     assert ledger.clean_accuracy() == 3 / 4
     assert ledger.robust(0.1) == {13}
     assert ledger.robust_accuracy(0.1) == 1 / 4
-    assert ledger.robust_accuracy(0.2) == 3 / 4  # nothing was tried at that radius
+    assert ledger.robust_accuracy(0.2) == 1 / 4  # nothing was tried at that radius, but what fell at 0.1 lies inside
+    assert ledger.robust_accuracy(0.05) == 3 / 4
     assert ledger.attacks(0.1) == ["b", "a"]
     assert ledger.broken(0.1) == {11: "b", 10: "a"}
     assert ledger.broken(0.1, ["a"]) == {10: "a"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import Linear, labelled, radius_at
+from toys import Linear, distances, labelled, radius_at
 
-from hardsphere import attacks
+from hardsphere import attacks, threat
 from hardsphere.attacks import AttackResult, Stop, losses
 from hardsphere.attacks.programs import PROGRAMS, program
 from hardsphere.blocks import functions, has_blocks
 from hardsphere.evaluate import Entry, Progress, crafting, evaluate, witness
-from hardsphere.evaluate.crafting import HalfPrecision, stand_in
+from hardsphere.evaluate.crafting import HalfPrecision, lost_gradients, stand_in
 from hardsphere.evaluate.slots import Judged, Slots
+from hardsphere.evaluate.striking import FAST_CRAFTING
 from hardsphere.models import build
 from hardsphere.noise import Noise
+from hardsphere.runtime import tf32
 from hardsphere.threat import Ball
+from unasked import unasked
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("pgd", "linf", {"steps": 7}),
@@ -39,6 +43,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("apgd_targeted", "l2", {"steps": 12, "targets": 9, "restarts": 2}),
     ("fab_targeted", "linf", {"steps": 12, "targets": 4}),
     ("fab_targeted", "l2", {"steps": 12, "targets": 9}),
+    ("fab_targeted", "linf", {"steps": 6, "targets": 2, "eta": 1.2, "beta": 0.5, "alpha_max": 0.3}),
     ("feature_attack", "linf", {"steps": 6, "restarts": 4, "step_size": 0.01}),
     ("feature_attack", "l2", {"steps": 6, "restarts": 4, "step_size": 0.1, "keep": "last"}),
     ("square", "linf", {"queries": 150}),
@@ -110,6 +115,14 @@ def _confirmed(model: nn.Module, ball: Ball, targeted: bool) -> Callable[..., An
     return confirm
 
 
+@pytest.fixture
+def turns_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which records them."""
+    monkeypatch.setattr(Slots, "_advance", unasked(Slots._advance))
+    monkeypatch.setattr(threat, "_has_settled", lambda *times: False)  # asked on a CPU alone
+
+
+@pytest.mark.usefixtures("turns_ask_nothing")
 @pytest.mark.parametrize(("name", "norm", "options"), CASES)
 def test_slots_find_what_the_plain_form_finds(name: str, norm: str, options: dict[str, Any]) -> None:
     targeted = bool(options.get("targeted"))
@@ -130,6 +143,15 @@ def test_slots_find_what_the_plain_form_finds(name: str, norm: str, options: dic
 
 def test_every_program_is_held_against_its_twin() -> None:
     assert {name for name, _, _ in CASES} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_takes_the_options_of_its_twin(name: str) -> None:
+    """With the same defaults, so that a suite means the same on a GPU."""
+    plain, turns = (inspect.signature(one).parameters.values() for one in (getattr(attacks, name), PROGRAMS[name]))
+    options = {option.name: option.default for option in plain if option.kind is option.KEYWORD_ONLY}
+    del options["noise"]
+    assert {option.name: option.default for option in turns if option.name != "ball"} == options
 
 
 @pytest.mark.parametrize("name", ["pgd", "apgd_targeted", "fab_targeted", "square"])
@@ -235,7 +257,7 @@ def test_an_evaluation_in_half_precision_agrees_with_one_in_float32() -> None:
     assert fast.survivors() == plain.survivors()
     assert fast.clean_accuracy == plain.clean_accuracy == 37 / 40
     assert [result.card["about"]["crafting"] for result in (fast, plain)] == [
-        "bf16 and TF32, confirmed in float32",
+        FAST_CRAFTING,
         "float32",
     ]
     rows = [row for row in fast.ledger.rows(ball.eps) if row.attack == "apgd-t" and row.outcome in ("broken", "held")]
@@ -319,6 +341,145 @@ def test_a_model_that_cannot_be_copied_is_attacked_in_float32() -> None:
     card = evaluate(model, x, y, Ball("linf", 0.01), suite="quick", fast=True).card
     assert card["about"]["crafting"] == "float32"
     assert any("RuntimeError: Only Tensors created explicitly" in remark for remark in card["remarks"])
+
+
+class Saturated(nn.Module):
+    """Its units' inputs lie so far out that tanh is 1 in bf16, where float32 still sees a slope."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.first, self.last = Linear(classes=12, seed=3), nn.Linear(12, 5, bias=False)
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.slope * self.first(x)))
+
+
+def test_half_precision_that_hides_slopes_does_not_stand_in() -> None:
+    """Its answers are right: only an attack would notice, by failing."""
+    x = labelled(Linear(), 64)[0]
+    for slope, hidden in ((0.2, False), (40.0, True)):
+        torch.manual_seed(0)
+        model = Saturated(slope).eval()
+        share = lost_gradients(HalfPrecision(model), model, x).float().mean()
+        assert share > crafting.LOST if hidden else share == 0
+        found = stand_in(model, x)
+        assert isinstance(found, str) == hidden
+        assert found == f"it hides the slopes of {100 * share:.0f} % of the images" or not hidden
+        if hidden:
+            assert crafting.departure(HalfPrecision(model), model, x) < crafting.ALIKE
+            card = evaluate(model, x, model(x).argmax(dim=1), Ball("linf", 0.01), suite="quick", fast=True).card
+            assert card["about"]["crafting"] == "float32"
+            assert any("hides the slopes" in remark for remark in card["remarks"])
+
+
+def test_no_slope_is_lost_where_there_is_none() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    nn.init.zeros_(model[1].weight)
+    x = labelled(Linear(), 8)[0]
+    assert not bool(lost_gradients(HalfPrecision(model), model, x).any())
+
+
+def test_half_precision_is_tried_on_as_many_images_as_fit() -> None:
+    """A lack of memory is no reason against half precision."""
+
+    class Greedy(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 20:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x)
+
+    model = Greedy(classes=5)
+    x, y = labelled(Linear(classes=5), 70)
+    card = evaluate(model, x, y, Ball("linf", 0.01), suite=[Entry("apgd", "apgd", {"steps": 5})], fast=True).card
+    assert card["about"]["crafting"] == FAST_CRAFTING
+
+
+@pytest.mark.parametrize(("outside", "allowed"), [("project", True), ("filter", False)])
+def test_what_may_leave_the_ball_sees_the_boundary_in_float32(outside: str, allowed: bool) -> None:
+    """It goes just across: one that TF32 sees elsewhere would be missed by its rounding."""
+    model = Linear(classes=3)
+    x, y = labelled(model, 6)
+    seen = []
+
+    def watching(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, *, noise: Noise) -> AttackResult:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        return AttackResult(x.clone(), torch.zeros(len(x)), [Stop.SPENT] * len(x))
+
+    evaluate(model, x, y, Ball("linf", 0.01), suite=[Entry("watching", watching, outside=outside)], fast=True)
+    assert seen == [(allowed, allowed)]
+
+
+@pytest.mark.parametrize("attack", ["nes", "spsa", "zoo"])
+def test_finite_differences_are_taken_in_float32(attack: str) -> None:
+    """Differences over small distances drown in the rounding of TF32."""
+    seen = set()
+
+    class Watching(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+            return super().forward(x)
+
+    model = Watching(classes=3)
+    x, y = labelled(model, 4)
+    seen.clear()
+    with tf32():
+        noise = Noise(0, torch.arange(4))
+        getattr(attacks, attack)(model, x, y, Ball("linf", 0.01), noise=noise, queries=20)
+        assert torch.backends.cudnn.allow_tf32
+    assert seen == {(False, False)}
+
+
+@pytest.mark.parametrize("attack", ["pgd", "apgd", "apgd_targeted"])
+def test_an_image_that_gets_no_answer_is_broken_in_slots_too(attack: str) -> None:
+    """NaN is no right answer, wherever the slots stand when the attack comes upon it."""
+
+    class Hollow(Linear):
+        """Has no answer near its boundaries: the root of a negative number."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            first, second = logits.topk(2, dim=1).values.split(1, dim=1)
+            return logits + 0 * (first - second - 0.05).sqrt()
+
+    model = Hollow(classes=3)
+    x, _ = labelled(model, 60)
+    x = x[~model(x).isnan().any(dim=1)]
+    y = model(x).argmax(dim=1)
+    ball = Ball("linf", 0.1)
+    suite = [Entry(attack, attack, {"steps": 20})]
+    plain, fast = (evaluate(model, x, y, ball, suite=suite, fast=one).robust_accuracy for one in (False, True))
+    beyond = (distances(model, x, y) > ball.eps).float().mean()
+    assert fast <= plain
+    assert fast <= beyond + 0.05
+
+
+def test_a_success_on_another_view_that_the_model_does_not_share_is_no_reason_to_stop() -> None:
+    """With features normalised, images seem broken that are not: the attack goes on to its last step."""
+    keeps = []
+
+    def hasty(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, *, noise: Noise, keep: str = "any") -> AttackResult:
+        keeps.append(keep)
+        stop = Stop.BROKEN if keep == "any" else Stop.SPENT
+        return AttackResult(x.clone(), torch.zeros(len(x)), [stop] * len(x))
+
+    model = build("cnn-2", num_classes=3, image_size=8, seed=0).eval()
+    x, y = labelled(model, 5, shape=(3, 8, 8))
+    evaluate(model, x, y, Ball("linf", 0.01), suite=[Entry("hasty", hasty, view="fn")], fast=False)
+    evaluate(model, x, y, Ball("linf", 0.01), suite=[Entry("hasty", hasty)], fast=False)
+    assert keeps == ["any", "last", "any"]
+
+
+def test_answers_that_depend_on_the_batch_are_said() -> None:
+    class Social(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            return logits - logits.mean(dim=0) if len(x) > 1 else logits
+
+    for model, said in ((Social(classes=3), True), (Linear(classes=3), False)):
+        x, y = labelled(Linear(classes=3), 9)
+        remarks = evaluate(model, x, y, Ball("linf", 0.01), suite="quick").card["remarks"]
+        assert any("other images of its batch" in remark for remark in remarks) == said
 
 
 def test_running_out_of_memory_halves_the_slots_and_changes_no_outcome() -> None:

@@ -35,7 +35,7 @@ def _give_up(slots: Slots, again: bool) -> None:
 def test_a_model_that_cannot_be_recorded_is_asked_directly() -> None:
     class Curious(Small):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = float(x.sum())  # waits for the device, which no recording allows
+            self.seen = float(x.detach().sum())  # waits for the device, which no recording allows
             return super().forward(x)
 
     model, ball = Curious().cuda().requires_grad_(False), Ball("linf", RADIUS["linf"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -246,3 +248,23 @@ def test_radii_are_written_as_people_write_them():
     for text in ("", "8/0", "x", "1,,2", "nan"):
         with pytest.raises(HardsphereError, match="eps is"):
             parse_radii(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "sentence"),
+    [
+        ("raise ValueError('no weights\\nhere')", "make", "fails when it is imported: ValueError: no weights."),
+        ("def make(:", "make", "fails when it is imported: SyntaxError"),
+        ("def make(): raise KeyError('arch')", "make", "makes no network: KeyError: 'arch'."),
+        ("def make(): open('/nowhere/weights')", "make", "makes no network: FileNotFoundError"),
+    ],
+)
+def test_what_fails_in_a_module_of_ones_own_is_one_sentence(
+    source: str, name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path.name  # another one for each case
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(HardsphereError, match=re.escape(sentence)) as caught:
+        resolve(f"{module}:{name}", suite="quick", data="digits", eps="0.1", norm="linf")
+    assert "\n" not in str(caught.value)

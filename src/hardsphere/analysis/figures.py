@@ -34,7 +34,7 @@ def gradient_ratio_figure(found: Mapping[str, GradientRatio]) -> Figure:
 
     _require(found)
     layers = _same([result.layers for result in found.values()], "layers")
-    figure, (axes,) = _canvas(1, width=max(6.0, 0.42 * len(layers) + 2.5), height=4.4)
+    figure, (axes,) = _canvas(1, width=max(6.0, 0.42 * len(layers) + 2.5) + 1.8, height=4.4)
     places = list(range(len(layers)))
     for colour, (name, result) in zip(_colours(found), found.items(), strict=True):
         ratios = result.ratios
@@ -51,7 +51,7 @@ def gradient_ratio_figure(found: Mapping[str, GradientRatio]) -> Figure:
     axes.set_xticks(places, _short(layers), rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_ylabel("‖∇L(x*)‖ / ‖∇L(x)‖")
     axes.set_title("Gradient norms, adversarial over clean\n(shaded: the middle half of the samples)", fontsize=10)
-    _legend(axes)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # the lines leave it no room
     return figure
 
 

@@ -83,7 +83,7 @@ def page(swept: Swept, axes: Mapping[str, Axis], laws: Mapping[str, Law]) -> str
     if swept.missing:
         parts.append(f"Not measured yet: {'; '.join(swept.missing)}.")
     codes = dict.fromkeys(f"torch {one.environment['torch']}, {code_of(one.environment)}" for one in everything)
-    parts.append(f"`hardsphere bench sweep`, {'; '.join(codes)}. All points are in `points.jsonl`.")
+    parts.append(f"`hardsphere bench sweep --out DIR`, {'; '.join(codes)}. All points are in `points.jsonl`.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -117,6 +117,8 @@ def _sentence(name: str, axis: Axis, law: Law, points: Mapping[int, Point]) -> s
 
 def _parts(name: str, law: Law, least: int, most: int) -> str:
     """What the parts of a law are, how much they matter, and from where on each leads."""
+    if min(law.coefficients) < 0:
+        return "A part of the fit is below zero, so it does not tell where the cost comes from. "
     words = []
     starts, ends = (law.parts(value) for value in (least, most))
     for power, meaning, start, end in zip(law.powers, _PARTS.get(name, ()), starts, ends, strict=False):

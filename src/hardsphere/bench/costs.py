@@ -21,10 +21,13 @@ from hardsphere.bench.clock import forget_memory, gemm_rate, seconds
 from hardsphere.bench.subject import TrainingRun, flops_per_image, random_images
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.recipes import recipe
-from hardsphere.runtime import environment, hardware
+from hardsphere.runtime import environment
 
 RECIPE = "cifar10/pgd-he"
 POINTS_FILE = "points.jsonl"
+
+# What all times behind one law have in common.
+_SAME = {"device": "device", "torch": "torch", "source": "source of hardsphere"}
 
 _ROUNDS = 5
 _FEWEST_STEPS, _MOST_STEPS = 2, 50
@@ -112,6 +115,7 @@ def sweep_costs(
     """Measure what is not yet written down in a folder.
 
     Args:
+        axes: what is measured; what is told is all that is known.
         budget: in seconds; no point begins that would, going by the longest so far, end after it.
         round_seconds: how long each of five rounds takes, roughly.
         say: told of each point.
@@ -122,7 +126,7 @@ def sweep_costs(
     wanted = dict.fromkeys(setting for axis in axes.values() for setting in axis.settings.values())
     todo = [setting for setting in wanted if setting not in known]
     if todo:
-        _refuse_other_machines(file, known.values(), device)
+        _refuse_others(file, known.values(), environment(device))
     gemm = gemm_rate(device) if todo else 0.0
     missing = []
     for setting in todo:
@@ -137,7 +141,7 @@ def sweep_costs(
         say(f"{setting}: {1e3 * point.step_seconds:.2f} ms a step, {point.gemm_share:.0%} of the matrix-product rate")
     found = {
         name: {value: known[setting] for value, setting in axis.settings.items() if setting in known}
-        for name, axis in axes.items()
+        for name, axis in {**AXES, **axes}.items()
     }
     return Swept(found, tuple(missing))
 
@@ -177,18 +181,19 @@ def measure(setting: Setting, gemm: float, round_seconds: float, device: torch.d
 
 def read_points(file: Path) -> dict[Setting, Point]:
     """What was measured before; a line that a killed process left unfinished is measured again."""
-    points = [_point(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+    points = [_point(line) for line in lines]
     return {point.setting: point for point in points if point is not None}
 
 
-def _refuse_other_machines(file: Path, points: Iterable[Point], device: torch.device) -> None:
-    """A law is fitted to times of one machine. Where nothing is left to measure, any machine may write the page."""
+def _refuse_others(file: Path, points: Iterable[Point], here: Mapping[str, Any]) -> None:
+    """A law is fitted to times of one machine and code. Where nothing is left to measure, any may write the page."""
     for point in points:
-        other = point.environment["device"]
-        if other != hardware(device):
-            raise HardsphereError(
-                f"'{file}' was measured on {other}, not on {hardware(device)}: choose another folder."
-            )
+        for key, what in _SAME.items():
+            if (other := point.environment[key]) != here[key]:
+                raise HardsphereError(
+                    f"'{file}' was measured with another {what}, {other} and not {here[key]}: choose another folder."
+                )
 
 
 def _point(line: str) -> Point | None:
@@ -196,7 +201,7 @@ def _point(line: str) -> Point | None:
         plain: dict[str, Any] = json.loads(line)
         rounds = tuple(plain.pop("rounds_step_seconds"))
         return Point(setting=Setting(**plain.pop("setting")), rounds_step_seconds=rounds, **plain)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

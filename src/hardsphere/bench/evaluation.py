@@ -86,10 +86,10 @@ class EvaluationBench:
     Attributes:
         seconds: of the first evaluation, whatever it prepares included.
         warm_seconds: of a further one in the same process, the median if there are several; none if there was none.
-        attack_seconds: the sum over the attacks of the evaluation the rates are of: the further one if there is one.
-        images_per_second, passes_per_second, tflops, gemm_share: of that evaluation as a whole; a forward pass counts
-            once, a backward pass, by the image alone, once more.
-        attacks: the same evaluation, attack by attack.
+        attack_seconds: the sum over the attacks of the last evaluation.
+        images_per_second, passes_per_second, tflops, gemm_share: of the last evaluation as a whole; a forward pass
+            counts once, a backward pass, by the image alone, once more.
+        attacks: the last evaluation, attack by attack.
         crafting: the precision in which the attacks worked, in the evaluation's own words.
     """
 
@@ -194,7 +194,7 @@ def bench_evaluation(
     times = [seconds(work, device) for _ in range(rounds)]
     peak, last = peak_memory(device), found[-1]
     warm = statistics.median(times[1:]) if rounds > 1 else None
-    spent = times[0] if warm is None else warm
+    spent = times[-1]  # of the same evaluation as the passes
     attacks = _costs(last.card)
     passes = sum(attack.forwards + attack.backwards for attack in attacks)
     bench = EvaluationBench(

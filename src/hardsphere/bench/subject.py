@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,12 +21,22 @@ from hardsphere.train.compiling import Compiler
 from hardsphere.train.deployed import build_model
 from hardsphere.train.step import Stepper
 
-SHAPE = (3, 32, 32)
+Shape = tuple[int, int, int]
+
+SHAPE: Shape = (3, 32, 32)
 CLASSES = 10
+
+# Of data whose images and classes are known beforehand. Others are taken to be CIFAR-10's, a folder's to have its size.
+_CIFAR = (SHAPE, CLASSES)
+_KNOWN = {"digits": ((1, 8, 8), 10), "cifar100": (SHAPE, 100)}
+_FOLDER_SIDE = 224
+
+# As many batches as this holds, so that those of large images fit into memory as well.
+_PIXELS = 1 << 28
 
 # How many steps a GPU needs until it replays recorded ones; the rest of the warm-up comes free.
 _FIRST_STEPS = 6
-_PLAIN_ROUNDS = 3
+PLAIN_ROUNDS = 3
 
 
 class TrainingRun:
@@ -76,22 +87,34 @@ class TrainingRun:
             self.done += 1
 
 
-def random_images(batch: int) -> DataSet:
-    """Random images of CIFAR-10's shape, in whole batches."""
-    count = 40 * batch
-    pixels = torch.randint(256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(count) % CLASSES
-    names = tuple(f"class {index}" for index in range(CLASSES))
+def random_images(batch: int, shape: Shape = SHAPE, classes: int = CLASSES) -> DataSet:
+    """Random images, of CIFAR-10's shape by default, in whole batches."""
+    count = batch * min(40, max(2, _PIXELS // (batch * math.prod(shape))))
+    pixels = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(count) % classes
+    names = tuple(f"class {index}" for index in range(classes))
     images = Images(pixels, labels, torch.arange(count), names)
-    return DataSet("random", images, images, images, names, SHAPE, (0.5,) * 3, (0.25,) * 3)
+    return DataSet("random", images, images, images, names, shape, (0.5,) * shape[0], (0.25,) * shape[0])
+
+
+def images_like(config: Config, batch: int) -> DataSet:
+    """Random images in place of a recipe's own: of their shape, and of as many classes where that is known."""
+    side = config.data.size or _FOLDER_SIDE
+    shape, classes = ((3, side, side), CLASSES) if config.dataset == "folder" else _KNOWN.get(config.dataset, _CIFAR)
+    return random_images(batch, shape, classes)
 
 
 def plain_rates(config: Config, data: DataSet, device: torch.device, steps: int) -> list[float]:
     """Images per second of the plain loop, round by round: eager, float32 as torch sets it by default, no average."""
     plain = replace(config, precision="float32", ema=replace(config.ema, decay=0.0))
     run = TrainingRun(plain, data, device, fast=False)
-    few = max(2, steps // 5)
-    return [config.batch * few / seconds(lambda: run.go(few), device) for _ in range(_PLAIN_ROUNDS)]
+    few = plain_steps(steps)
+    return [config.batch * few / seconds(lambda: run.go(few), device) for _ in range(PLAIN_ROUNDS)]
+
+
+def plain_steps(steps: int) -> int:
+    """How many steps a round of the plain loop has, beside so many of ours: it is slow."""
+    return max(2, steps // 5)
 
 
 def flops_per_image(config: Config) -> float:
@@ -99,10 +122,11 @@ def flops_per_image(config: Config) -> float:
 
     A forward pass is counted by torch; the gradient by the input costs as much again, that by the weights once more.
     """
-    return forward_flops(build_model(config, random_images(1)), SHAPE) * _forwards_per_step(config)
+    data = images_like(config, batch=1)
+    return forward_flops(build_model(config, data), data.shape) * _forwards_per_step(config)
 
 
-def forward_flops(model: nn.Module, shape: tuple[int, int, int]) -> float:
+def forward_flops(model: nn.Module, shape: Shape) -> float:
     """Arithmetic of one forward pass of one image, as torch counts it: two per multiply-add."""
     where = next(model.parameters()).device
     with FlopCounterMode(display=False) as counter, torch.no_grad():

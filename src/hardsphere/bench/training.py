@@ -19,14 +19,16 @@ import torch
 from hardsphere.bench.clock import forget_memory, gemm_rate, peak_memory, seconds
 from hardsphere.bench.first_use import cache_is_warm, compile_phases
 from hardsphere.bench.kernels import KernelProfile, profile_steps
-from hardsphere.bench.subject import TrainingRun, flops_per_image, plain_rates, random_images
-from hardsphere.recipes import VARIANTS, recipe
+from hardsphere.bench.subject import TrainingRun, flops_per_image, images_like, plain_rates
+from hardsphere.errors import HardsphereError
+from hardsphere.recipes import VARIANTS, recipe, unasked
 from hardsphere.runtime import environment, expect_compiling, hardware
 from hardsphere.train.forerunner import sent_ahead
 
 ROUNDS = 5
 EPOCH_IMAGES = 50_000  # CIFAR-10's training images
 HEADS = ("", "he", "mhe")
+_NAMES = {"he": "HE", "mhe": "m-HE"}
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,15 @@ class TrainingBench:
     """What one benchmark measured; rates are medians over interleaved rounds.
 
     Attributes:
+        image_shape: channels, height and width of the random images, as the recipe's own have.
+        classes: of the recipe's data, or ten where only the data itself would tell.
+        attack_steps: K; none where the recipe's steps have no such attack.
         updates_per_batch: how often a step trains on its batch: FreeAT replays each, the others train on it once.
         images_per_second: of the whole step, as `hardsphere train` runs it here; an image counts once per step, however
             often the step replays it.
         rounds_images_per_second: the same, round by round.
-        epoch_seconds: one pass over 50,000 images, with all replays, without validation and checkpoints.
+        epoch_seconds: one pass over as many images as CIFAR-10 has, 50,000, with all replays, without validation and
+            checkpoints.
         tflops: arithmetic done per second by that, counted by torch on one plain step.
         gemm_share: its share of the matrix-product rate measured in the same run.
         peak_memory_gib: of this one run.
@@ -59,8 +65,10 @@ class TrainingBench:
 
     recipe: str
     model: str
+    image_shape: list[int]
+    classes: int
     batch: int
-    attack_steps: int
+    attack_steps: int | None
     updates_per_batch: int
     steps: int
     images_per_second: float
@@ -100,9 +108,10 @@ def bench_training(
     profile: bool = False,
     started: float | None = None,
 ) -> TrainingBench:
-    """Measure a recipe's training step on random images of CIFAR-10's shape.
+    """Measure a recipe's training step on random images of the shape that the recipe trains on.
 
     Args:
+        overrides: of the recipe; attack steps that would change nothing are refused.
         steps: per round; there are five rounds.
         heads: also measure the plain head, HE and m-HE, interleaved.
         profile: also say where the time goes.
@@ -111,9 +120,12 @@ def bench_training(
     entered = time.perf_counter()
     started = entered if started is None else started
     config = recipe(name, {"ema.decay": "0.999", **(overrides or {})})
+    attacked = "attack.steps" not in unasked(config)
+    if "attack.steps" in (overrides or {}) and not attacked:
+        raise HardsphereError(f"Attack steps change nothing in a step of {name}: leave them away.")
     gpu = device.type == "cuda"
     warm = cache_is_warm() if gpu else None
-    data = random_images(config.batch)
+    data = images_like(config, config.batch)
     # First what a person waits for first; nothing else may have warmed the device.
     complaints: list[str] = []
     with sent_ahead(config, data, device, complaints.append) if gpu else nullcontext() as wait_for_update:
@@ -136,8 +148,10 @@ def bench_training(
     return TrainingBench(
         recipe=config.recipe,
         model=config.model,
+        image_shape=list(data.shape),
+        classes=len(data.class_names),
         batch=config.batch,
-        attack_steps=config.attack.steps,
+        attack_steps=config.attack.steps if attacked else None,
         updates_per_batch=config.objective.updates_per_batch,
         steps=steps,
         images_per_second=rate,
@@ -167,6 +181,33 @@ def bench_training(
         device=hardware(device),
         environment=environment(device),
     )
+
+
+def as_text(bench: TrainingBench) -> str:
+    """What a person compares, a line each."""
+    shape = " x ".join(map(str, bench.image_shape))
+    rounds = bench.rounds_images_per_second
+    share = f"{bench.gemm_share:.0%} of the {bench.gemm_tflops:,.2f} of matrix products"
+    lines = [
+        f"{bench.recipe}, {bench.model}, batch {bench.batch}, on {bench.device}",
+        f"random images of {shape}, {bench.classes} classes",
+        _line("images/s", f"{bench.images_per_second:,.0f}", f"{min(rounds):,.0f} to {max(rounds):,.0f} in its rounds"),
+        _line("of the plain loop", f"{bench.over_plain_loop:.2f}x", f"{bench.plain_images_per_second:,.0f} images/s"),
+        _line("TFLOP/s", f"{bench.tflops:,.2f}", share),
+    ]
+    if bench.peak_memory_gib is not None:
+        lines.append(_line("peak memory", f"{bench.peak_memory_gib:.1f} GiB"))
+    compiled = "" if bench.compile_seconds is None else f"{bench.compile_seconds:.1f} s of compiling until full speed"
+    lines.append(_line("first step after", f"{bench.first_step_seconds:.1f} s", compiled))
+    lines += [
+        _line(f"cost of {_NAMES[head]}", f"{over:+.1%}", "over the plain head")
+        for head, over in bench.head_overhead.items()
+    ]
+    return "\n".join([*lines, *bench.remarks])
+
+
+def _line(name: str, value: str, more: str = "") -> str:
+    return f"{name:20}{value:>12}   {more}".rstrip()
 
 
 def _interleaved(runs: Mapping[str, TrainingRun], steps: int, device: torch.device) -> dict[str, list[float]]:

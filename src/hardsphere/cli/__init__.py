@@ -48,16 +48,16 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as left:
         if left.code == _INTERRUPTED:
-            print(f"hardsphere: stopped.{_going_on(sys.argv[1:2])}", file=sys.stderr)  # noqa: T201
+            print(f"hardsphere: stopped.{_going_on(sys.argv[1:3])}", file=sys.stderr)  # noqa: T201
         raise
 
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 
 
-def _going_on(verb: list[str]) -> str:
-    """How to go on with what was interrupted."""
-    if verb == ["train"]:
+def _going_on(words: list[str]) -> str:
+    """How to go on with what was interrupted, by the first words of its command."""
+    if words[:1] == ["train"]:
         return " The same command with --resume goes on."
     known = (["evaluate"], ["reproduce"], ["sweep"], ["corrupt"], ["demo"])
-    return " The same command goes on." if verb in known else ""
+    return " The same command goes on." if words[:1] in known or words == ["bench", "sweep"] else ""

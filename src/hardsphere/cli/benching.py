@@ -14,7 +14,7 @@ _STARTED = time.perf_counter()  # the program imports its verbs first of all
 
 bench_app = typer.Typer(help="Measure how fast things are on this machine.", no_args_is_help=True)
 
-Out = Annotated[Path | None, typer.Option(help="Write the result as JSON into this file.")]
+Out = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the result as JSON into this file.")]
 
 
 @bench_app.command("train")
@@ -31,14 +31,16 @@ def bench_train(
     out: Out = None,
     device: Device = None,
 ) -> None:
-    """Measure a whole training step: data, augmentation, attack, update and weight average."""
-    from hardsphere.bench import bench_training
-    from hardsphere.bench.kernels import as_text
+    """Measure a whole training step: data, augmentation, attack, update and weight average.
+
+    It trains on random images of the shape that the recipe's own have.
+    """
+    from hardsphere.bench import kernels, training
     from hardsphere.runtime import pick_device
 
     given = {"model": model, "attack.steps": attack_steps}
     overrides = {"batch": batch} | {key: value for key, value in given.items() if value is not None}
-    measured = bench_training(
+    measured = training.bench_training(
         recipe,
         overrides,
         steps=steps,
@@ -48,8 +50,9 @@ def bench_train(
         started=_STARTED,
     )
     _deliver(measured.to_dict(), out, hidden=("environment", "profile"))
+    typer.echo(training.as_text(measured))
     if measured.profile is not None:
-        typer.echo(as_text(measured.profile))
+        typer.echo(f"\n{kernels.as_text(measured.profile)}")
 
 
 @bench_app.command("eval")
@@ -120,8 +123,8 @@ def bench_corrupt(
 
 @bench_app.command("sweep")
 def bench_sweep(
-    out: Annotated[Path, typer.Option(help="Folder for points, laws, figure and text.")],
-    axis: Annotated[list[str] | None, typer.Option(help="k, batch or width; all three by default.")] = None,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for points, laws, figure and text.")],
+    axis: Annotated[list[str] | None, typer.Option(help="Measure k, batch or width; all three by default.")] = None,
     budget: Annotated[
         str | None, typer.Option(help="Stop inside this time, such as 90s or 4m; the same call goes on.")
     ] = None,
@@ -129,13 +132,13 @@ def bench_sweep(
 ) -> None:
     """Measure what a training step costs by attack steps, batch and width, and fit a law to each."""
     from hardsphere.bench.chart import write_sweep
-    from hardsphere.bench.costs import axes_named, sweep_costs
+    from hardsphere.bench.costs import AXES, axes_named, sweep_costs
     from hardsphere.config import duration
     from hardsphere.runtime import pick_device
 
     axes, limit = axes_named(axis or ()), duration(budget) if budget else None
     swept = sweep_costs(out, axes=axes, budget=limit, device=pick_device(device), say=typer.echo)
-    files = write_sweep(swept, axes, out)
+    files = write_sweep(swept, AXES, out)
     for file in files:
         if file.suffix == ".md":
             typer.echo(file.read_text())
@@ -145,18 +148,21 @@ def bench_sweep(
 
 
 def _deliver(result: dict[str, Any], out: Path | None, hidden: tuple[str, ...] = ("environment",)) -> None:
-    """Save a result whole, and print what of it is short."""
+    """Print what of a result is short, and save it whole. What cannot be saved has at least been shown."""
     import json
 
-    saved = _save(result, out)
-    typer.echo(json.dumps({key: value for key, value in saved.items() if key not in hidden}, indent=2))
+    told = _with_command(result)
+    typer.echo(json.dumps({key: value for key, value in told.items() if key not in hidden}, indent=2))
+    _save(result, out)
 
 
-def _save(result: dict[str, Any], out: Path | None) -> dict[str, Any]:
+def _save(result: dict[str, Any], out: Path | None) -> None:
     """Save a result with the command that measured it."""
     from hardsphere.files import write_json
 
-    told = result | {"command": command_line(without="--out")}
     if out is not None:
-        write_json(out, told)
-    return told
+        write_json(out, _with_command(result))
+
+
+def _with_command(result: dict[str, Any]) -> dict[str, Any]:
+    return result | {"command": command_line(without="--out")}

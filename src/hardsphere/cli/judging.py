@@ -106,7 +106,9 @@ def evaluate(
     show_card(evaluation.card)
     if save_images:
         typer.echo(
-            verify_png(job.model, job.source, None, job.balls[-1], evaluation.ledger, folder / "png", limit=limit)
+            verify_png(
+                job.model, job.source, None, evaluation.balls[-1], evaluation.ledger, folder / "png", limit=limit
+            )
         )
     typer.echo(f"Written: {folder / 'card.json'}, {folder / 'ledger.db'}")
 
@@ -172,7 +174,7 @@ def audit(
     raw: Annotated[
         bool, typer.Option("--paper-view", help="Audit the model at scale 1 (raw cosines), as the paper measures it.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the findings as JSON into this file.")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the findings as JSON into this file.")] = None,
     weights: Weights = None,
     model: Network = None,
     source: Annotated[str | None, typer.Option(help="Another target to transfer attacks from.")] = None,
@@ -182,8 +184,10 @@ def audit(
     """Look for signs that a robustness number cannot be trusted: masked gradients, a flattering scale, and more."""
     from rich.console import Console
 
+    from hardsphere.errors import HardsphereError
     from hardsphere.evaluate.audit import audit as run
     from hardsphere.evaluate.targets import first_images, resolve
+    from hardsphere.evaluate.witness import model_digest
     from hardsphere.files import write_json
     from hardsphere.report.audit import render_audit
     from hardsphere.runtime import pick_device
@@ -191,6 +195,8 @@ def audit(
 
     chosen = pick_device(device)
     job = resolve(target, data=data, eps=eps, norm=norm, weights=weights, network=model)
+    if len(job.balls) > 1:
+        raise HardsphereError("An audit looks at one radius: give --eps one.")
     other = resolve(source, data=data, eps=eps, norm=norm).model.to(chosen) if source else None
     x, y, ids = first_images(job.source, limit, chosen)
     audited = job.model.to(chosen)
@@ -207,4 +213,7 @@ def audit(
     )
     Console().print(render_audit(found))
     if out is not None:
-        write_json(out, found.to_dict())
+        view = "paper (raw cosines)" if raw else "deployed"
+        about = {key: job.about[key] for key in ("target", "data") if key in job.about}
+        digest = {"model": model_digest(audited), "view": view, "command": command_line(without="--out")}
+        write_json(out, found.to_dict() | about | digest)

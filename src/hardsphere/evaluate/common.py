@@ -117,8 +117,8 @@ def evaluate_corruptions(
     """
     samples = gather(source, None, None, None, limit)
     cells = find_corrupted(source, corrupted, names=names, seed=seed, frost=frost)
-    model = witness.in_float32(model)
     home = witness.device_of(model, torch.device("cpu"))
+    model = witness.in_float32(model, samples.images([0], home)).model
     place = home if device is None else torch.device(device)
     identity = {
         "suite": SUITE,

@@ -35,6 +35,7 @@ class PngCheck:
     """What became of broken images as PNG files.
 
     Attributes:
+        ball: where they were looked for.
         n: all samples of the evaluation.
         broken: samples broken in float32.
         still_broken: of these, broken as a file too.
@@ -42,6 +43,7 @@ class PngCheck:
         directory: where the files are.
     """
 
+    ball: Ball
     n: int
     broken: int
     still_broken: int
@@ -52,7 +54,7 @@ class PngCheck:
         healed = self.broken - self.still_broken
         return (
             f"{self.still_broken} of {self.broken} broken images stay broken as 8-bit PNG files, {healed} heal: "
-            f"robust accuracy {100 * self.accuracy:.2f} % (n={self.n})."
+            f"robust accuracy {100 * self.accuracy:.2f} % in {self.ball} (n={self.n})."
         )
 
 
@@ -111,8 +113,8 @@ def verify_png(
     if images.shape[1] not in _MODES:
         raise HardsphereError(f"PNG files have 1, 3 or 4 channels, but the images have {images.shape[1]}.")
     position = {int(sample): index for index, sample in enumerate(samples.ids)}
-    model = witness.in_float32(model)
     device = witness.device_of(model, torch.device("cpu"))
+    model = witness.in_float32(model, samples.images([0], device)).model
     index: list[dict[str, Any]] = []
     still = 0
     with attacking(model), witness.plain_float32(device):
@@ -131,7 +133,7 @@ def verify_png(
     n, robust = len(ledger.samples()), len(ledger.robust(ball.eps))
     healed = len(images) - still
     write_json(directory / "index.json", index)
-    return PngCheck(n, len(images), still, (robust + healed) / max(n, 1), directory)
+    return PngCheck(ball, n, len(images), still, (robust + healed) / max(n, 1), directory)
 
 
 def quantise(x: Tensor, x_adv: Tensor, ball: Ball) -> Tensor:

@@ -245,10 +245,10 @@ class Ledger:
         return found[0]
 
     def robust(self, eps: float) -> set[int]:
-        """The samples right on the clean image and broken by no attack at this radius."""
+        """The samples right on the clean image and broken by no attack in this ball, nor in a smaller one inside it."""
         eps = self.radius(eps)
         query = """SELECT sample FROM samples WHERE label = predicted AND sample NOT IN (
-            SELECT sample FROM outcomes WHERE eps = ? AND outcome = 'broken')"""
+            SELECT sample FROM outcomes WHERE eps <= ? AND outcome = 'broken')"""
         return {sample for (sample,) in self._db.execute(query, (eps,))}
 
     def robust_accuracy(self, eps: float) -> float:

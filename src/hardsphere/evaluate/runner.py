@@ -140,8 +140,8 @@ def evaluate(
     balls = _balls(ball, suite)
     _check_arguments(batch, eot, shard, seed)
     samples = gather(x, y, ids, class_names, limit)
-    model = witness.in_float32(model)
     home = witness.device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
+    model, remark, _ = witness.in_float32(model, samples.images(range(min(witness.FEW, len(samples))), home))
     place = home if device is None else torch.device(device)
     digest = witness.model_digest(model)
     guest = source if source is not None else nn.Identity()
@@ -172,6 +172,7 @@ def evaluate(
                     "crafting": run.striker.crafting,
                 }
             )
+            run.remarks += [remark] if remark is not None else []
             run.go(ledger)
             ledger.settle()
             told = {"crafting": run.striker.crafting, **(about or {})}

@@ -36,9 +36,13 @@ from hardsphere.threat import Ball
 GUIDES = 256
 """How many images of the set serve as guides of the feature attack, the same ones for every shard."""
 
+FAST_CRAFTING = "bf16 and TF32, attacks that may leave the ball in float32; confirmed in float32"
+
 Found = tuple[Row, tuple[float, int, str, bytes] | None]
 """What came of one sample: its row, and its broken image if images are kept."""
 
+_FEW = 4  # images on which it is asked how the model answers
+_TRIED = 64  # images on which half precision must suit the model
 _SLOTS_PER_IMAGE = 2  # half precision needs half the room
 _SLOT_STEP = 8  # numbers of slots are multiples of this, so that few different ones occur
 
@@ -71,9 +75,11 @@ class Striker:
         self.size = self.batch
         self.remarks: list[str] = []
         self.random = self._answers_differ()
+        if not self.random:
+            self._look_for_company()
         self.half = self._stand_in() if self.fast and self.eot == 1 and not self.random else None
         self.fast = self.half is not None
-        self.crafting = "bf16 and TF32, confirmed in float32" if self.fast else "float32"
+        self.crafting = FAST_CRAFTING if self.fast else "float32"
 
     def _answers_differ(self) -> bool:
         """Whether the model answers the same question twice in two ways; then a remark says what that means."""
@@ -89,12 +95,23 @@ class Striker:
         )
         return True
 
+    def _look_for_company(self) -> None:
+        """A remark if an image's answer depends on the others of its batch."""
+        few = range(min(_FEW, len(self.samples)))
+        together = self.fitting(few, lambda part: witness.answer(self.model, self.images(part)))
+        if witness.differ(torch.cat(list(together)), witness.one_by_one(self.model, self._few())):
+            self.remarks.append(
+                "The model's answers for an image depend on the other images of its batch, and so do the outcomes: "
+                "does it normalise by the batch, as BatchNorm in train mode does?"
+            )
+
     def _few(self) -> Tensor:
-        return self.images(range(min(4, len(self.samples))))
+        return self.images(range(min(_FEW, len(self.samples))))
 
     def _stand_in(self) -> nn.Module | None:
         """The model in half precision; none, and a remark why, where that cannot stand in for the model."""
-        half = stand_in(self.model, self._few())
+        tried = range(min(_TRIED, len(self.samples)))
+        half: nn.Module | str = next(self.fitting(tried, lambda part: stand_in(self.model, self.images(part))))
         if not isinstance(half, str):
             return half
         self.remarks.append(f"Images were crafted in float32, since half precision does not suit the model: {half}.")
@@ -125,11 +142,12 @@ class Striker:
         begin = time.perf_counter()
         x, y, noise = self._fetch(part, entry)
         self.counted.forwards = self.counted.backwards = 0
-        with tf32() if self.fast else nullcontext():
+        # What may leave the ball goes just across the boundary, and TF32 sees that elsewhere than float32.
+        with tf32() if self.fast and entry.outside == "project" else nullcontext():
             proposal = attack(x, y, noise)
         judged = witness.confirm(self.judge, x, y, proposal.x_adv, ball, entry.outside)
         stop = proposal.stop
-        if self.fast or self.random:
+        if self.fast or self.random or entry.view == "fn":
             judged, stop = self._without_doubt(entry, ball, (x, y, noise), judged, stop)
         share = 1 / len(part)
         costs = (self.counted.forwards * share, self.counted.backwards * share, (time.perf_counter() - begin) * share)
@@ -150,14 +168,15 @@ class Striker:
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], list[Stop]]:
         """An attack that stopped for a success that is none, in float32 or in another draw, works on that sample again.
 
-        In float32; and on a random model to its last step, since it would only stop for the next piece of luck.
+        In float32; and to its last step on a random model, where it would only stop for the next piece of luck, and on
+        another view of the model, whose successes need not be the model's.
         """
         claimed = torch.tensor([why is Stop.BROKEN for why in stop], device=self.device)
         rows = (claimed & ~judged[0]).nonzero().squeeze(1)
         if len(rows) == 0 or entry.outside == "filter":
             return judged, stop
         x, y, noise = batch[0][rows], batch[1][rows], batch[2][rows]
-        proposal = self._bind(entry, ball, to_the_end=self.random)(x, y, noise)
+        proposal = self._bind(entry, ball, to_the_end=self.random or entry.view == "fn")(x, y, noise)
         again = witness.confirm(self.judge, x, y, proposal.x_adv, ball, entry.outside)
         for old, new in zip(judged, again, strict=True):
             old[rows] = new

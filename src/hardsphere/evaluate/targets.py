@@ -371,6 +371,8 @@ def _called(text: str, module: str, name: str) -> nn.Module:
             raise HardsphereError(f"The module of '{text}' cannot be imported ({reason}).") from None
         except AttributeError:
             raise HardsphereError(f"The module '{module}' has nothing named '{name}'.") from None
+        except Exception as reason:
+            raise HardsphereError(f"The module of '{text}' fails when it is imported: {_said(reason)}.") from reason
         model = found
         if not isinstance(found, nn.Module):
             if not callable(found):
@@ -379,9 +381,17 @@ def _called(text: str, module: str, name: str) -> nn.Module:
                 model = found()
             except TypeError as reason:
                 raise HardsphereError(f"'{text}' cannot be called without arguments ({reason}).") from None
+            except HardsphereError:
+                raise
+            except Exception as reason:
+                raise HardsphereError(f"'{text}' makes no network: {_said(reason)}.") from reason
     if not isinstance(model, nn.Module):
         raise HardsphereError(f"'{text}' returned a {type(model).__name__}, but must return a torch module.")
     return model
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _fill(model: nn.Module, file: Path) -> None:

@@ -11,11 +11,12 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from hardsphere.attacks.base import attacking
 from hardsphere.errors import HardsphereError
 from hardsphere.runtime import exact_float32, kernels_chosen
 from hardsphere.threat import Ball, per_sample
@@ -23,6 +24,9 @@ from hardsphere.threat import Ball, per_sample
 TOLERANCE = 1e-6
 """How far beyond eps a perturbation may reach: the rounding of float32 pixels."""
 
+
+FEW = 32
+"""Clean images that a model is asked for to see how it answers."""
 
 TOO_LARGE = "Even a single image does not fit into memory: use another device."
 
@@ -74,22 +78,79 @@ class CallableModule(nn.Module):
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 
 
-def in_float32(model: nn.Module | Callable[[Tensor], Tensor]) -> nn.Module:
-    """The model itself if its numbers are float32, else a copy in float32."""
+class Judged(NamedTuple):
+    """A model as it is judged.
+
+    Attributes:
+        model: the model itself if its numbers are float32, else a copy in float32.
+        remark: that it is a copy, and what the model answers as it is.
+        finite: whether it answers in finite numbers as it is, as far as is known.
+    """
+
+    model: nn.Module
+    remark: str | None = None
+    finite: bool = True
+
+
+def in_float32(model: nn.Module | Callable[[Tensor], Tensor], x: Tensor) -> Judged:
+    """The model in float32.
+
+    Args:
+        x: some clean images where the model is; one that casts them by itself, so that no copy could answer them, is
+            left as it is.
+    """
     if not isinstance(model, nn.Module):
         if not callable(model):
             raise HardsphereError(f"The model is a {type(model).__name__}, but must be a torch module or a function.")
-        return CallableModule(model)
-    tensors = [*model.parameters(), *model.buffers()]
-    if all(tensor.dtype == torch.float32 for tensor in tensors if tensor.is_floating_point()):
-        return model
-    return copy.deepcopy(model).float()
+        return Judged(CallableModule(model))
+    if _has_no_modes(model):
+        return Judged(CallableModule(model.__call__))
+    dtype = _other_dtype(model)
+    if dtype is None:
+        return Judged(model)
+    copied = copy.deepcopy(model).float()
+    answers = _own_answer(copied, x)
+    if answers is None and _own_answer(model, x) is not None:
+        return Judged(model)
+    text = f"The model's numbers are {dtype}: it was measured in a float32 copy of itself."
+    own = _own_answer(model, x.to(dtype))
+    if own is None or answers is None or own.shape != answers.shape:
+        return Judged(copied, f"{text} What it answers as it is could not be asked here.")
+    infinite = int((~own.isfinite().all(dim=1)).sum())
+    if infinite:
+        remark = f"{text} As it is, its answers for {infinite} of {len(x)} clean images are not finite."
+        return Judged(copied, remark, finite=False)
+    flipped = int((own.argmax(dim=1) != answers.argmax(dim=1)).sum())
+    return Judged(copied, f"{text} As it is, it puts {flipped} of {len(x)} clean images into another class.")
 
 
-def device_of(model: nn.Module, default: torch.device) -> torch.device:
-    """Where the model lives."""
-    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
-    return default if tensor is None else tensor.device
+def _other_dtype(model: nn.Module) -> torch.dtype | None:
+    """The type of a model's numbers, where it is not float32."""
+    tensors = (*model.parameters(), *model.buffers())
+    others = (tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32)
+    return next(others, None)
+
+
+def _has_no_modes(model: nn.Module) -> bool:
+    """Whether a module knows neither training nor evaluation: frozen TorchScript, and what `torch.export` makes."""
+    exported = isinstance(model, fx.GraphModule) and "train" in vars(model)  # where it only raises
+    return exported or not all(hasattr(module, "training") for module in model.modules())
+
+
+def _own_answer(model: nn.Module, x: Tensor) -> Tensor | None:
+    """What a model answers if it can."""
+    try:
+        with attacking(model), torch.no_grad():
+            answers = model(x)
+    except Exception:  # whatever a foreign model does with numbers that it does not expect
+        return None
+    return answers.float() if isinstance(answers, Tensor) and answers.dim() == 2 else None
+
+
+def device_of(model: nn.Module | Callable[[Tensor], Tensor], default: torch.device) -> torch.device:
+    """Where the model lives; a function does not say."""
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return tensors[0].device if tensors else default
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def _protocol(card: dict[str, Any]) -> str:
     if card["protocol"] == "corruptions":
         return "common corruptions"
     if card["protocol"] == "paper":
-        return "paper protocol (raw cosines, last iterate)"
+        return "paper protocol (raw cosines where the head has them, last iterate)"
     return f"{card['protocol']} protocol"
 
 

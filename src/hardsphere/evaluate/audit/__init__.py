@@ -7,9 +7,11 @@ returns findings with their evidence and a verdict. It does not measure robustne
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +30,7 @@ from hardsphere.evaluate.audit.findings import Kind as Kind
 from hardsphere.evaluate.audit.findings import Severity as Severity
 from hardsphere.evaluate.audit.subject import Subject, ids_by_position, in_parts, reuse
 from hardsphere.evaluate.samples import as_tensor, gather
+from hardsphere.sphere import ScaledView
 from hardsphere.threat import Ball
 
 if TYPE_CHECKING:
@@ -79,8 +82,8 @@ def audit(
     if ids is None and y is not None and evaluation is not None:
         ids = ids_by_position(evaluation, y, limit)
     samples = gather(_clipped(x), y, ids, None, limit)
-    model = witness.in_float32(model)
     home = witness.device_of(model, x.device if isinstance(x, Tensor) else torch.device("cpu"))
+    model, remark, finite = witness.in_float32(model, samples.images(range(min(witness.FEW, len(samples))), home))
     place = home if device is None else torch.device(device)
     rows = range(len(samples))
     images = x[: len(samples)].float().to(place) if isinstance(x, Tensor) else samples.images(rows, place)
@@ -89,7 +92,12 @@ def audit(
         selection = evaluation.card.get("model", {}).get("selection")
     with witness.moved(model, home, place), witness.plain_float32(place), _own_randomness(place, seed):
         run = _Run(model, images, labels, keys, ball, seed, batch, evaluation, surrogate, progress)
+        run.notes += [remark] if remark is not None else []
+        if isinstance(model, ScaledView):
+            run.notes.append(f"Audited with logits times {model.factor:g} (at scale 1: raw cosines), not as deployed.")
         findings = [*run.questions(seed), *probes.selected_on_test(selection, keys), *run.attacks()]
+        if remark is not None and not finite:
+            findings.append(probes.found(Kind.NON_FINITE_OUTPUT, remark))
     findings.sort(key=lambda finding: finding.severity is not Severity.INVALID)
     return Audit(findings, run.measured, run.notes, len(images), ball, seed, time.perf_counter() - began)
 
@@ -122,6 +130,7 @@ class _Run:
         """What can be seen without an attack. The mode comes first: everything after it is asked in eval mode."""
         self._tell("questions", 0)
         few = self.x[:32]
+        fresh = _copied(self.model)
         classes = self._introduce()
         yield from probes.train_mode(self.model, _seeded(self._as_found, seed), _seeded(self._answer, seed), few)
         self.logits = self._answer(self.x)
@@ -138,6 +147,9 @@ class _Run:
             for finding in probes.batch_dependent(self._answer, self.x, self.logits):
                 self.hopeless = self.hopeless or "its outcomes would depend on the batch"
                 yield finding
+            for finding in probes.remembers(self._answer, partial(self._ask, fresh), few) if fresh is not None else ():
+                self.hopeless = self.hopeless or "its outcomes would depend on what was asked before"
+                yield finding
             if not self.hopeless and bool(self.logits.isfinite().all()):
                 yield from probes.normalisation_outside(self._answer, self.x, self.y, self.logits, self.measured)
         self.measured["clean_accuracy"] = float((self.logits.argmax(dim=1) == self.y).float().mean())
@@ -145,9 +157,11 @@ class _Run:
 
     def attacks(self) -> Iterator[Finding]:
         """The probes that attack, where attacks have a meaning."""
-        right = (self.logits.argmax(dim=1) == self.y) & self.logits.isfinite().all(dim=1)
+        finite = self.logits.isfinite().all(dim=1)
+        right = (self.logits.argmax(dim=1) == self.y) & finite
         if not right.any():
-            self.hopeless = self.hopeless or "the model gets none of these images right"
+            none = "gets none of these images right" if finite.any() else "gives none of these images a finite answer"
+            self.hopeless = self.hopeless or f"the model {none}"
         if self.hopeless:
             self.notes.append(f"No attack was run: {self.hopeless}.")
             return
@@ -190,9 +204,12 @@ class _Run:
         return classes
 
     def _answer(self, x: Tensor) -> Tensor:
+        return self._ask(self.model, x)
+
+    def _ask(self, model: nn.Module, x: Tensor) -> Tensor:
         answers = []
-        with attacking(self.model):
-            self.batch = in_parts(len(x), self.batch, lambda part: answers.append(witness.answer(self.model, x[part])))
+        with attacking(model):
+            self.batch = in_parts(len(x), self.batch, lambda part: answers.append(witness.answer(model, x[part])))
         return torch.cat(answers)
 
     def _as_found(self, x: Tensor) -> Tensor:
@@ -235,6 +252,14 @@ def _differentiable(model: nn.Module, x: Tensor, y: Tensor) -> bool:
             raise
         return False
     return True
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """A copy that knows nothing of what the model will be asked; none where torch cannot copy it."""
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # whatever a foreign model does when it is copied
+        return None
 
 
 @contextmanager

@@ -50,6 +50,11 @@ class Kind(Enum):
         "What the model says about an image depends on the other images of the batch, so no outcome belongs to a "
         "sample. Freeze the batch statistics, or evaluate with batches of one."
     )
+    REMEMBERS = (
+        "What the model says about an image depends on what it was asked before: attacks ask it thousands of times and "
+        "may fail at its memory alone, while an image that is handed in once meets none. Audit and evaluate the "
+        "network without its memory."
+    )
     NON_FINITE_GRADIENT = (
         "Gradients by the image are NaN or infinite, so gradient attacks had nothing to follow. Find the operation "
         "that overflows or divides by zero, and rely on attacks without gradients until then."
@@ -115,6 +120,7 @@ _INVALID = frozenset(
         Kind.NON_FINITE_OUTPUT,
         Kind.PROBABILITIES,
         Kind.BATCH_DEPENDENT,
+        Kind.REMEMBERS,
     }
 )
 
