@@ -67,7 +67,7 @@ class Workshop:
     def load(self, path: Path) -> Any:
         assert (path / "checkpoints" / "state.json").exists(), "judged without weights"
         weights = f"{path.name} {(path / 'weights.txt').read_text()}"
-        return SimpleNamespace(selection="made up", recipe=path.name, model=weights)
+        return SimpleNamespace(selection="made up", recipe=path.name, model=weights, meta={})
 
 
 @dataclass(frozen=True)

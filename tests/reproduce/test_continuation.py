@@ -212,8 +212,9 @@ def test_a_line_that_was_never_finished_is_forgotten(tmp_path: Path) -> None:
     assert [one["id"] for one in Store(tmp_path).lines] == ["1", "2"]
 
 
-def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text('{"id": 3}\n')
+@pytest.mark.parametrize("text", [b'{"id": 3}\n', b"\x00\x00\n", b"\xff\xfe\n"])
+def test_a_line_that_is_no_record_is_refused(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_bytes(text)
     with pytest.raises(HardsphereError, match="no record of a sweep"):
         Store(tmp_path)
 

@@ -13,6 +13,7 @@ from made_up import MADE_UP, PGD, ROBUST, made_up_store
 from hardsphere.config import to_dict
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.statistics import paired_difference
+from hardsphere.evaluate.striking import FAST_CRAFTING
 from hardsphere.recipes import recipe
 from hardsphere.reproduce import tables
 from hardsphere.reproduce.building import Builder
@@ -70,6 +71,26 @@ def test_a_row_that_was_trained_again_says_so(tmp_path: Path) -> None:
     (remark,) = Builder(MADE_UP, SCALES["smoke"], store).build()["remarks"]
     assert remark.startswith("PGD-AT: trained again")
     assert "those of older weights stay on record" in remark
+
+
+@pytest.mark.parametrize(
+    ("crafting", "attack", "told"),
+    [
+        ("bf16 and TF32, confirmed in float32", "deepfool", True),
+        ("bf16 and TF32, confirmed in float32", "mim-20", False),
+        (FAST_CRAFTING, "deepfool", False),
+        ("float32", "deepfool", False),
+    ],
+)
+def test_attacks_that_saw_the_boundary_in_tf32_are_named(
+    crafting: str, attack: str, told: bool, tmp_path: Path
+) -> None:
+    store = made_up_store(tmp_path)
+    for record in store.lines:
+        record["result"]["crafting"] = crafting
+        record["result"]["columns"][attack] = next(iter(record["result"]["columns"].values()))
+    remarks = Builder(MADE_UP, SCALES["smoke"], store).build()["remarks"]
+    assert any(f"{attack} saw the boundary in TF32" in remark for remark in remarks) == told
 
 
 def test_what_alp_pairs_is_weighed(tmp_path: Path) -> None:
@@ -246,6 +267,7 @@ def test_a_reader_learns_what_intervals_and_verdicts_mean(tmp_path: Path) -> Non
     text = table_page(Builder(MADE_UP, SCALES["smoke"], made_up_store(tmp_path)).build())
     assert "each row is one training, and what another seed would give is not in them" in text
     assert "The verdict comes from the honest column alone" in text
+    assert "of twenty without any difference, one is called a gain or a loss by chance" in text
     assert "Wilson's for an accuracy, Tango's for a paired difference" in text
     for seed in (0, 1):
         made_up_store(tmp_path / "two", seed=seed)
@@ -288,8 +310,11 @@ def test_a_training_that_ended_early_says_so(tmp_path: Path) -> None:
     assert "- Epoch kept of PGD-AT + HE: best of epochs 1 to 2, by hand" in text
 
 
-def test_a_recipe_line_trains_the_same_configuration() -> None:
-    config = recipe("cifar10/trades-he", {"epochs": 20, "attack.eps": 0.1, "ema.decay": 0.999, "source": "code"})
-    name, *changes = recipe_line(to_dict(config)).split()
-    again = recipe(name, dict(change.split("=") for change in changes) | {"source": "code"})
-    assert again == config
+@pytest.mark.parametrize("source", ["paper", "code"])
+def test_a_recipe_line_trains_the_same_configuration(source: str) -> None:
+    values = {"epochs": 20, "attack.eps": 4 / 255, "attack.step_size": 0.1 / 3, "ema.decay": 0.999, "source": source}
+    config = recipe("cifar10/trades-he", values)
+    line = recipe_line(to_dict(config))
+    assert " attack.eps=4/255 " in line
+    name, *changes = line.split()
+    assert recipe(name, dict(change.split("=") for change in changes)) == config

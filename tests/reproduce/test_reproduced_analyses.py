@@ -80,12 +80,38 @@ def test_an_analysis_shows_its_models_in_both_protocols(tmp_path: Path) -> None:
     assert "| PGD-AT | 79.17 [59.5, 90.8] | 24 | 37.50 [21.2, 57.3] | 24 | 16.67 [6.7, 35.9] | 24 |" in page
     assert "all models together in" in page
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    easier = next(line for line in lines if line["measurement"]["name"] == "standard" and line["run"] == "PGD-AT")
+    easier = json.loads(json.dumps(easier))  # a sweep of one's own, in a smaller ball and on more images
+    easier["measurement"]["eps"], easier["result"]["columns"]["robust"]["n"] = 0.01, 100
+    (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, easier]))
+    assert reproduce("gradients", out=out, only=only, render_only=True).files[0].read_text(encoding="utf-8") == page
     for line in lines:
         if line["measurement"]["name"] == "standard":
             line["weights"] = "other weights"
     (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = reproduce("gradients", out=out, only=only, render_only=True).files[0].read_text(encoding="utf-8")
     assert "| PGD-AT | 79.17 [59.5, 90.8] | 24 | 37.50 [21.2, 57.3] | 24 | – | – |" in page
+
+
+def test_a_figure_of_another_look_is_not_shown(tmp_path: Path) -> None:
+    """A later look at fewer models draws over the figure, while the page still tells of all of them."""
+    out = tmp_path / "out"
+    shutil.copytree(Path(__file__).parent / "earlier", out)
+    (out / "gradients.png").write_bytes(b"a picture")
+    lines = (out / "results.jsonl").read_text().splitlines()
+    (look,) = [json.loads(line) for line in lines if json.loads(line).get("group") == "gradients"]
+
+    def page() -> str:
+        done = reproduce("gradients", out=out, only=("pgd", "pgd-he"), render_only=True)
+        return done.files[0].read_text(encoding="utf-8")
+
+    assert "(gradients.png)" in page()
+    assert "are left out" not in page()
+    later = {**look, "id": "later", "configs": dict(list(look["configs"].items())[:1])}
+    with (out / "results.jsonl").open("a") as stream:
+        stream.write(json.dumps(later) + "\n")
+    assert "(gradients.png)" not in page()
+    assert "The figures of seed 0 are left out: they are of a later look, at other models or images." in page()
 
 
 def test_mean_and_median_of_gradients_may_disagree() -> None:

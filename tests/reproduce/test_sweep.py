@@ -15,6 +15,7 @@ from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import evaluate
 from hardsphere.recipes import recipe
 from hardsphere.reproduce import on_record, worker
+from hardsphere.reproduce.measures import Call
 from hardsphere.reproduce.outcomes import read_outcomes
 from hardsphere.reproduce.plan import Group, Plan, Run, merge, record_id
 from hardsphere.reproduce.store import Store
@@ -203,6 +204,40 @@ def test_one_failure_does_not_stop_the_others(shop: Workshop, tmp_path: Path, mo
     assert not on_record(plan(shop), tmp_path).failed
 
 
+def test_a_function_of_ones_own_that_fails_does_not_stop_the_others(shop: Workshop, tmp_path: Path) -> None:
+    def broken(subject: object) -> dict[str, object]:
+        raise ValueError("That was not foreseen.")
+
+    def unheard_of(subject: object) -> dict[str, object]:
+        return {"weights": np.ones(3)}  # fits into no JSON
+
+    own = (Call("broken", broken), Call("unheard of", unheard_of), Coin(shop.clock))
+    swept = sweep(Plan("own", (Run("a", recipe(NAMES[0]), own),)), tmp_path, clock=shop.clock, device="cpu")
+    assert [one["measurement"]["name"] for one in swept.records.values()] == ["coin"]
+    assert swept.failed["a, broken"] == "ValueError: That was not foreseen."
+    assert swept.failed["a, unheard of"].startswith("TypeError: ")
+
+
+def test_a_full_disk_ends_the_sweep(shop: Workshop, tmp_path: Path) -> None:
+    def full(subject: object) -> dict[str, object]:
+        raise OSError(28, "No space left on device")
+
+    own = (Call("full", full), Coin(shop.clock))
+    with pytest.raises(OSError, match="No space left"):
+        sweep(Plan("own", (Run("a", recipe(NAMES[0]), own),)), tmp_path, clock=shop.clock, device="cpu")
+
+
+def test_a_function_of_ones_own_may_say_what_it_likes(shop: Workshop, tmp_path: Path) -> None:
+    """Even words that mean something in the facts of a suite."""
+
+    def facts(subject: object) -> dict[str, object]:
+        return {"model": "mine", "columns": {"own": {"accuracy": 0.5, "interval": [0.2, 0.8]}}}
+
+    own = Plan("own", (Run("a", recipe(NAMES[0]), (Call("own", facts),)),))
+    swept = sweep(own, tmp_path, clock=shop.clock, device="cpu")
+    assert "50.00 [20.0, 80.0]" in sweep_markdown(swept)
+
+
 def test_runs_are_paired_only_on_the_same_images(shop: Workshop, tmp_path: Path) -> None:
     two = Plan("two", tuple(Run(f"{n}", recipe(NAMES[n]), (Coin(shop.clock, salt=n),)) for n in (0, 1)))
     one, other = sweep(two, tmp_path, clock=shop.clock, device="cpu").records.values()
@@ -270,10 +305,27 @@ def test_a_real_sweep_says_what_evaluate_says(tmp_path: Path) -> None:
     assert f"| digits/pgd-he | 0 | 40 | {100 * evaluation.clean_accuracy:.2f} [" in text
     assert text.count("a column counts all up to it") == 1  # quick is a cascade, paper is not
     assert "Protocol *paper* in the ball linf 0.2. Accuracy in %" in text
+    assert text.count(" (n = 10) |") == 2  # of fgsm, which had fewer images than the line says
+    assert f"- Test images {paper['result']['data']}\n" in text
     assert text.count("- Command: `hardsphere sweep tiny.yaml`") == 3
     assert f"parameters |\n| --- | ---: |\n| digits/pgd | {_parameters('digits/pgd')} |" in text
     called = [one["result"] for one in swept.records.values() if one["measurement"]["kind"] == "call"]
     assert called[0]["parameters"] > 0
+
+
+def test_weights_are_not_judged_on_other_data_than_they_were_trained_with(tmp_path: Path) -> None:
+    """Its test images may be among those that were trained on, and its numbers are no neighbours of the others."""
+    for name in "ab":
+        draw = np.random.default_rng(ord(name))
+        images, labels = draw.integers(0, 256, (100, 3, 16, 16), np.uint8), np.arange(100) % 10
+        np.savez(tmp_path / name, x_train=images[:60], y_train=labels[:60], x_test=images[60:], y_test=labels[60:])
+    arrays = {**TINY, "runs": ["digits/pgd"], "set": {**TINY["set"], "dataset": "arrays"}, "measure": ["quick"]}
+    more = {**arrays, "measure": ["quick", {"call": "test_sweep:parameters"}]}
+    assert sweep(arrays, tmp_path / "out", data_dir=tmp_path / "a.npz", device="cpu").complete
+    other = sweep(more, tmp_path / "out", data_dir=tmp_path / "b.npz", device="cpu")
+    (reason,) = other.failed.values()
+    assert "The test images of 'arrays' are not those of when 'digits/pgd' was trained" in reason
+    assert sweep(more, tmp_path / "out", data_dir=tmp_path / "a.npz", device="cpu").complete
 
 
 class Ticking:

@@ -240,6 +240,19 @@ def test_corruptions_end_to_end(tmp_path: Path) -> None:
     shown = [row["cells"][fog]["value"] for row in built["rows"][:5]]
     assert shown == pytest.approx([100 * record["result"]["columns"][f"fog-{s}"]["accuracy"] for s in range(1, 6)])
     assert not list((tmp_path / "work").glob("*/checkpoints"))
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    for line in lines:  # as if one machine had lacked the photographs of frost
+        if line["measurement"]["kind"] == "corruptions":
+            line["result"]["frost_stand_in"] = line["run"] == "FreeAT"
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = reproduce("table12", "smoke", out=tmp_path, overrides=TINY, render_only=True)
+    cells = dict(
+        zip([column["title"] for column in built["columns"]], again.tables[0]["pairs"][0]["cells"], strict=True)
+    )
+    assert cells["Frost"] is None
+    assert cells["Fog"] is not None
+    said = [text for text in again.tables[0]["remarks"] if "frost is a drawn stand-in" in text]
+    assert [text.partition(":")[0] for text in said] == ["corruptions, FreeAT"]
 
 
 def test_colour_digits_are_the_digits(tmp_path: Path) -> None:
@@ -261,6 +274,9 @@ def test_colour_digits_are_the_digits(tmp_path: Path) -> None:
         ({"table": "table2", "limits": {"pgd-21": 5}}, "no measurement or attack 'pgd-21'"),
         ({"table": "table2", "limits": {"pgd-20": 0}}, "at least 1 image"),
         ({"table": "table2", "only": ["pdg"]}, "There is no row 'pdg' here"),
+        ({"table": "table2", "seeds": [1, 0, 1]}, "The seeds are 1, 0, 1, but must be different ones"),
+        ({"table": "table2", "seeds": []}, "The seeds are none"),
+        ({"table": "mechanism", "only": ["pgd"]}, "Of mechanism one row is nothing to compare: name at least two"),
         ({"table": "table2,tabel3"}, "Unknown table 'tabel3'"),
         ({"table": "table2", "overrides": {"epoch": 1}}, "Unknown key 'epoch'"),
         ({"table": "table2", "scale": "small", "data_dir": "nowhere"}, "There is no folder nowhere"),
@@ -272,6 +288,11 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(
     with pytest.raises(HardsphereError, match=re.escape(sentence)):
         reproduce(**words, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_refuses_what_would_do_nothing(tmp_path: Path) -> None:
+    with pytest.raises(HardsphereError, match="one row is nothing to compare"):
+        outline("mechanism", out=tmp_path, only=["pgd"])
 
 
 def test_limits_reach_their_attacks() -> None:

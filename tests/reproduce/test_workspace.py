@@ -65,3 +65,10 @@ def test_a_damaged_note_is_one_sentence(place: Workspace, text: str) -> None:
         file.write_text(text)
         with pytest.raises(HardsphereError, match=f"'{file}' is damaged"):
             place.note(RUN) if file.name == TRAINED else place.failures()
+
+
+def test_a_note_that_another_process_takes_away_is_no_failure(place: Workspace) -> None:
+    """Between the look into the folder and the look into the file."""
+    place.leave_failure("a run", "no memory")
+    (place.path / "failed" / "another.json").symlink_to("gone.json")
+    assert place.failures() == {"a run": "no memory"}

@@ -109,6 +109,7 @@ def reproduce(
         if table == "all":
             asked = asked.keeping([one for one in asked.entries if _has_a_row(one, asked)])
     else:
+        asked.check_comparisons()
         ready, places, left_out = with_data(asked.entries, asked.scale, data_dir, asked.work)
         for sentence in left_out:
             watch.say(sentence)
@@ -155,6 +156,7 @@ def outline(
 ) -> list[str]:
     """What `reproduce` would do, line by line: every run and measurement, what is recorded, and a rough cost."""
     asked = _Asked.of(table, scale, out, work, only, seeds, overrides, limits)
+    asked.check_comparisons()
     return outline_plan(asked.plan(), Store(asked.folder), asked.work)
 
 
@@ -185,6 +187,8 @@ class _Asked:
         size = limited(scale_named(scale), limits or {}, list(ANALYSES))
         entries = tuple(ENTRIES.values()) if table == "all" else tuple(entry_named(one) for one in table.split(","))
         check_only(entries, size, only)
+        if len(set(seeds)) < len(seeds) or not seeds:  # a mean would count one training as two
+            raise HardsphereError(f"The seeds are {', '.join(map(str, seeds)) or 'none'}, but must be different ones.")
         folder = Path(out) if out is not None else Path("results") / scale
         workspace = Workspace.of_results(folder, work)
         return cls(entries, size, folder, workspace.path, tuple(only), tuple(seeds), overrides or {})
@@ -195,6 +199,13 @@ class _Asked:
         if not store.lines and not self.work.is_dir():
             raise HardsphereError(f"The folder '{self.folder}' holds no recorded results to render.")
         return store
+
+    def check_comparisons(self) -> None:
+        """Refuse a call that would do nothing: an analysis compares models, and one alone is none to it."""
+        plan = self.plan()
+        if not plan.items() and not plan.groups:
+            names = ", ".join(one.name for one in self.entries)
+            raise HardsphereError(f"Of {names} one row is nothing to compare: name at least two with --only.")
 
     def keeping(self, entries: Sequence[Table | Analysis]) -> _Asked:
         return replace(self, entries=tuple(entries))

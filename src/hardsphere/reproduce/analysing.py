@@ -13,8 +13,8 @@ from typing import Any
 from hardsphere.config import to_dict
 from hardsphere.reproduce.measures import ROBUST, Measurement
 from hardsphere.reproduce.origins import Plain, commit_of, machine_of, training_origin
-from hardsphere.reproduce.plan import Group
-from hardsphere.reproduce.scales import Scale
+from hardsphere.reproduce.plan import HOW_MANY, Group
+from hardsphere.reproduce.scales import MEASURES, Scale
 from hardsphere.reproduce.store import Record, Store
 from hardsphere.reproduce.tables import CLEAN, HONEST, Row, is_among, run_of
 from hardsphere.threat import Ball
@@ -78,16 +78,19 @@ class Analysis:
         """What was seen in most of the models, on the images asked for if possible, the newest of equals."""
         whole = self.group(scale, seed, overrides)
         assert whole is not None
-        said, configs = whole.describe(), [to_dict(run.config) for run in whole.runs]
+        options, configs = whole.describe()["options"], [to_dict(run.config) for run in whole.runs]
         best, rank = None, (0, False)
-        for record in store.lines:
-            ours = record["measurement"]
-            if ours.get("function") != said["function"] or ours["options"]["seed"] != seed:
-                continue
+        for record in self._looks(store, seed):
             if all(config in configs for config in record["configs"].values()):
-                worth = (len(record["configs"]), ours["options"] == said["options"])
+                worth = (len(record["configs"]), record["measurement"]["options"] == options)
                 best, rank = (record, worth) if worth >= rank else (best, rank)
         return best
+
+    def _looks(self, store: Store, seed: int) -> list[Record]:
+        """Every look on record, at whatever models and images, the oldest first: each has drawn over the last."""
+        function = Group(self.name, (), self.look).describe()["function"]
+        looks = [one for one in store.lines if one["measurement"].get("function") == function]
+        return [one for one in looks if one["measurement"]["options"].get("seed") == seed and "configs" in one]
 
     def build(
         self,
@@ -117,24 +120,33 @@ class Analysis:
             "absent": absent if records else [],
             "found": [self._found(record, seed, store) for seed, record in records.items()],
             "balls": _balls(records.values()),
-            "standing": [one for record in records.values() for one in _standing(record, store)],
+            "standing": [one for record in records.values() for one in _standing(record, store, scale)],
             "runs": [_origin(record, name) for record in records.values() for name in record["configs"]],
-            "remarks": [*([self.note] if self.note else []), *remarks],
+            "remarks": [*([self.note] if self.note else []), *self._left_out(records, store), *remarks],
             "command": command,
         }
 
     def _found(self, record: Record, seed: int, store: Store) -> Plain:
         """What one look has seen, and what it depends on."""
         drawings = {figure_name(name, seed): caption for name, caption in self.figures.items()}
+        ours = record is self._looks(store, seed)[-1]
         return {
             "seed": seed,
             "facts": record["result"],
-            "figures": {name: caption for name, caption in drawings.items() if (store.out / name).exists()},
+            "figures": {name: caption for name, caption in drawings.items() if ours and (store.out / name).exists()},
             "minutes": record["seconds"] / 60,
             "commit": commit_of(record),
             "machine": machine_of(record),
             "data": list(dict.fromkeys(record["data"].values())),
         }
+
+    def _left_out(self, records: Mapping[int, Record], store: Store) -> list[str]:
+        """Where the figures in the folder are not of what the page tells."""
+        return [
+            f"The figures of seed {seed} are left out: they are of a later look, at other models or images."
+            for seed, record in records.items()
+            if self.figures and record is not self._looks(store, seed)[-1]
+        ]
 
 
 def plain_title(name: str) -> str:
@@ -157,19 +169,28 @@ def _origin(record: Record, name: str) -> Plain:
     return training_origin(name, record["configs"][name], record["trained"][name], record["models"][name], [record])
 
 
-def _standing(record: Record, store: Store) -> list[Plain]:
+def _standing(record: Record, store: Store, scale: Scale) -> list[Plain]:
     """What the models of a look have on record in both protocols: the same weights, on the most images."""
     columns = {"clean": (CLEAN.measure, "clean"), "paper": ("pgd-20", "pgd-20"), "honest": (HONEST.measure, ROBUST)}
     found = []
     for name, weights in record["models"].items():
         ours = [one for one in store.lines if one.get("weights") == weights]
-        cells = {protocol: _widest(ours, *place) for protocol, place in columns.items()}
+        cells = {key: _widest(ours, MEASURES[made](scale), column) for key, (made, column) in columns.items()}
         found.append({"title": name, "weights": weights, **cells})
     return found
 
 
-def _widest(records: Sequence[Record], measure: str, column: str) -> Plain | None:
-    """A recorded proportion, with the ball it was measured in."""
-    fitting = [one["result"] for one in records if one["measurement"]["name"] == measure]
+def _widest(records: Sequence[Record], measurement: Measurement, column: str) -> Plain | None:
+    """A recorded proportion, with the ball it was measured in.
+
+    What settles its numbers must be the same, and not the name alone: a sweep of one's own may call anything standard.
+    """
+    said = _settled(measurement.describe())
+    fitting = [one["result"] for one in records if _settled(one["measurement"]) == said]
     cells = [{**one["columns"][column], "ball": one.get("ball")} for one in fitting if column in one.get("columns", {})]
     return max(cells, key=lambda cell: int(cell["n"]), default=None)
+
+
+def _settled(said: Mapping[str, Any]) -> Plain:
+    """What a measurement says of itself but its name and its number of images."""
+    return {key: value for key, value in said.items() if key not in ("name", *HOW_MANY)}

@@ -16,6 +16,7 @@ from hardsphere.reproduce import paper
 from hardsphere.reproduce.origins import (
     Plain,
     attack_origin,
+    crossed_in_tf32,
     measurement_origin,
     pairing_remark,
     pairing_share,
@@ -29,6 +30,10 @@ from hardsphere.reproduce.store import Record, Store, same_images
 from hardsphere.reproduce.tables import HONEST, Column, Row, Table, run_of
 
 SCHEMA = "hardsphere.table/3"
+STAND_IN = (
+    "frost is a drawn stand-in for the published photographs and not comparable with the paper's; a mean over the "
+    "corruptions is over the other 14."
+)
 VERDICTS = {1: "gain shown", 0: "not shown", -1: "loss shown"}
 
 
@@ -154,6 +159,9 @@ class Builder:
         every, names = [one for pair in records for one in pair], _cells(column, pairs[0][0], records[0][0])
         if not all(same_images(every[0], one) and names == _cells(column, pairs[0][0], one) for one in every):
             return None
+        frost = {one["result"].get("frost_stand_in") for one in every}
+        if len(frost) > 1 and any(name.startswith("frost-") for name in names):
+            return None  # made of photographs in one, drawn in the other: not the same images
         if any(name not in self._bits(record) for name in names for record in every):
             return None
         estimate = self.store.compare(records, names)
@@ -276,9 +284,10 @@ class Builder:
             for row in _distinct(rows):
                 for name, record in self.records(row, seed).items():
                     found |= dict.fromkeys(f"{name}: {text}" for text in record["result"].get("remarks", ()))
+                    if crossed := crossed_in_tf32(record):
+                        found[crossed] = None
                     if record["result"].get("frost_stand_in"):
-                        text = "mCA is the mean over the other 14 corruptions; the paper's is over all 15."
-                        found[f"{name}: {text}"] = None
+                        found[f"{name}, {_defence(row)}: {STAND_IN}"] = None
                     if again := record["trained"].get("instead_of"):
                         found[trained_again(_defence(row), record["weights"], again)] = None
             found |= dict.fromkeys(self._pairing(rows, seed))

@@ -260,7 +260,7 @@ class Call:
         module, colon, name = self.function.partition(":")
         try:
             found = getattr(importlib.import_module(module), name) if colon else None
-        except (ImportError, AttributeError) as reason:
+        except (ImportError, AttributeError, ValueError) as reason:
             raise HardsphereError(f"The function '{self.function}' cannot be had ({reason}).") from None
         if not callable(found):
             raise HardsphereError(f"'{self.function}' is no function: write package.module:function.")

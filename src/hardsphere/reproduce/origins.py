@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hardsphere.config import flatten, from_dict
+from hardsphere.config import flatten, from_dict, number
+from hardsphere.evaluate.suites import SUITES
 from hardsphere.recipes import recipe
 from hardsphere.reproduce.measures import ROBUST, Measurement
 from hardsphere.reproduce.store import Record
@@ -58,7 +59,8 @@ def recipe_line(config: Mapping[str, Any]) -> str:
     made = from_dict(config)
     base, ours = flatten(recipe(made.recipe, {"source": made.source})), flatten(made)
     changes = [f"{key}={_word(value)}" for key, value in ours.items() if base.get(key) != value]
-    return " ".join([made.recipe, *changes])
+    whose = [] if made.source == "paper" else [f"source={made.source}"]
+    return " ".join([made.recipe, *whose, *changes])
 
 
 def _word(value: Any) -> str:
@@ -66,7 +68,13 @@ def _word(value: Any) -> str:
         return ",".join(map(_word, value))
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return _exactly(value) if isinstance(value, float) else str(value)
+
+
+def _exactly(value: float) -> str:
+    """As short as a number can be written that is read as this one and no other: ``0.031``, ``8/255``."""
+    levels = round(value * 255) if abs(value) < 1 else 0
+    return next(text for text in (f"{value:.6g}", f"{levels}/255", repr(value)) if number(text) == value)
 
 
 def trained_again(title: str, weights: str, earlier: Sequence[str]) -> str:
@@ -74,6 +82,24 @@ def trained_again(title: str, weights: str, earlier: Sequence[str]) -> str:
     return (
         f"{title}: trained again, since weights measured in part were gone; all its numbers are of the weights "
         f"{weights}, those of {', '.join(earlier)} stay on record and are not shown."
+    )
+
+
+_CRAFTED_IN_TF32 = "bf16 and TF32, confirmed in float32"
+
+
+def crossed_in_tf32(record: Record) -> str | None:
+    """A sentence on attacks that go just across the boundary, measured when they still saw it in TF32."""
+    if record["result"].get("crafting") != _CRAFTED_IN_TF32:
+        return None
+    crossing = [entry.name for entry in SUITES["paper"].entries if entry.outside == "filter"]
+    shown = [name for name in record["result"].get("columns", {}) if name in crossing]
+    if not shown:
+        return None
+    return (
+        f"{record['measurement']['name']}: {', '.join(shown)} saw the boundary in TF32, and an image that had crossed "
+        "it there but not in float32 was not attacked again, so that these accuracies may be too high. Newer code "
+        "crafts them in float32."
     )
 
 

@@ -79,6 +79,12 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.runs:
             raise HardsphereError(f"The plan '{self.name}' holds no runs.")
+        for run in self.runs:
+            names = [one.name for one in run.measurements]
+            for twin in {one for one in names if names.count(one) > 1}:  # a row finds what it shows by that name
+                raise HardsphereError(
+                    f"Two measurements of '{run.name}' are called '{twin}': give one of them another name."
+                )
 
     def items(self) -> list[tuple[Run, Measurement]]:
         """Every measurement of every run."""

@@ -30,6 +30,7 @@ What a measurement can be is in `KINDS`.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -42,6 +43,7 @@ from hardsphere.config import number
 from hardsphere.corruptions import CORRUPTIONS
 from hardsphere.errors import HardsphereError, nearest
 from hardsphere.evaluate import Entry, OfEps, Suite
+from hardsphere.evaluate.binding import attack_function
 from hardsphere.recipes import recipe as make
 from hardsphere.reproduce.measures import Attacks, Call, Corruptions, Measurement, attacks
 from hardsphere.reproduce.plan import Plan, Run, merge
@@ -126,7 +128,7 @@ def _mapping(plain: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _list(plain: Mapping[str, Any], key: str, default: Sequence[Any]) -> list[Any]:
-    value = plain.get(key, default)
+    value = default if plain.get(key) is None else plain[key]
     if not isinstance(value, list | tuple):
         raise HardsphereError(f"{key} is '{value}', but must be a list.")
     return list(value)
@@ -156,14 +158,17 @@ def _listed(plain: Mapping[str, Any]) -> str:
 def _read_suite(plain: dict[str, Any]) -> Measurement:
     allowed = ("suite", "name", "only", "limits", "options", "eps", "limit", "seed")
     check_keys(plain, allowed, "A measurement with a suite")
-    return attacks(
+    measurement = attacks(
         str(plain["suite"]),
         name=plain.get("name"),
-        only=plain.get("only"),
-        limits={entry: _count(f"limits.{entry}", value) for entry, value in (plain.get("limits") or {}).items()},
-        options={entry: _options(values) for entry, values in (plain.get("options") or {}).items()},
+        only=None if plain.get("only") is None else _list(plain, "only", []),
+        limits={entry: _count(f"limits.{entry}", value) for entry, value in _mapping(plain, "limits").items()},
+        options={entry: _options(values) for entry, values in _mapping(plain, "options").items()},
         **_place(plain),
     )
+    for entry in measurement.suite.entries:
+        _check_attack(entry)
+    return measurement
 
 
 def _read_entries(plain: dict[str, Any]) -> Measurement:
@@ -172,16 +177,30 @@ def _read_entries(plain: dict[str, Any]) -> Measurement:
         raise HardsphereError("A measurement with entries needs a name.")
     allowed = [item.name for item in fields(Entry)]
     entries = []
-    for entry in plain["entries"] or ():
+    for entry in _list(plain, "entries", []):
         if not isinstance(entry, Mapping) or not {"name", "attack"} <= set(entry):
             raise HardsphereError(f"The entry '{entry}' needs at least a name and an attack.")
         check_keys(entry, allowed, "An entry")
         values = dict(entry) | {"options": _options(entry.get("options") or {})}
-        values |= {key: tuple(values[key]) for key in ("norms", "needs") if key in values}
+        values |= {key: tuple(_list(values, key, [])) for key in ("norms", "needs") if key in values}
+        values |= {"limit": _count("limit", values["limit"])} if values.get("limit") is not None else {}
         entries.append(Entry(**values))
+        _check_attack(entries[-1])
     protocol = str(plain.get("protocol", "honest"))
-    suite = Suite(str(plain["name"]), 1, protocol, tuple(entries), bool(plain.get("cascade", False)))
+    cascade = plain.get("cascade", False)
+    if not isinstance(cascade, bool):
+        raise HardsphereError(f"cascade is '{cascade}', but must be true or false.")
+    suite = Suite(str(plain["name"]), 1, protocol, tuple(entries), cascade)
     return Attacks(suite.name, suite, **_place(plain))
+
+
+def _check_attack(entry: Entry) -> None:
+    """Refuse an attack or an option that does not exist: evaluating would notice it after the training only."""
+    taken = inspect.signature(attack_function(entry)).parameters.values()
+    known = [one.name for one in taken if one.kind is one.KEYWORD_ONLY]
+    for option in entry.options:
+        if option not in known and not any(one.kind is one.VAR_KEYWORD for one in taken):
+            raise HardsphereError(f"The attack of '{entry.name}' has no option '{option}'.{nearest(option, known)}")
 
 
 def _read_corruptions(plain: dict[str, Any]) -> Measurement:
@@ -189,7 +208,7 @@ def _read_corruptions(plain: dict[str, Any]) -> Measurement:
     place = plain["corruptions"]
     if place in (False, None):
         raise HardsphereError("corruptions is off: leave that measurement out.")
-    chosen = tuple(plain.get("names") or CORRUPTIONS)
+    chosen = tuple(_list(plain, "names", []) or CORRUPTIONS)
     for one in chosen:
         if one not in CORRUPTIONS:
             raise HardsphereError(f"Unknown corruption '{one}'.{nearest(str(one), CORRUPTIONS)}")
@@ -199,7 +218,7 @@ def _read_corruptions(plain: dict[str, Any]) -> Measurement:
 
 def _read_call(plain: dict[str, Any]) -> Measurement:
     check_keys(plain, ("call", "name", "options"), "A measurement that calls a function")
-    call = Call(str(plain.get("name", plain["call"])), str(plain["call"]), plain.get("options") or {})
+    call = Call(str(plain.get("name", plain["call"])), str(plain["call"]), _mapping(plain, "options"))
     call.resolve()
     return call
 
@@ -208,10 +227,12 @@ def _place(plain: Mapping[str, Any]) -> dict[str, Any]:
     eps = plain.get("eps")
     try:
         radius = eps if eps is None or eps == "run" else number(eps)
-    except (ValueError, TypeError, ZeroDivisionError):
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         raise HardsphereError(
             f"eps is '{eps}', but must be a number such as 8/255, or run for the run's own."
         ) from None
+    if isinstance(radius, float) and radius <= 0:  # a ball would refuse it, but only after the training
+        raise HardsphereError(f"eps is '{eps}', but must be above 0.")
     limit = plain.get("limit")
     return {
         "eps": radius,
@@ -229,14 +250,19 @@ def _count(key: str, value: Any, least: int = 1) -> int:
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an attack; a length such as ``0.25eps`` grows with the ball."""
 
-    def read(value: Any) -> Any:
-        if isinstance(value, str) and value.endswith("eps"):
-            return OfEps(number(value.removesuffix("eps") or "1"))
-        return number(value) if isinstance(value, str) and "/" in value else value
+    def read(key: str, value: Any) -> Any:
+        try:
+            if isinstance(value, str) and value.endswith("eps"):
+                return OfEps(number(value.removesuffix("eps") or "1"))
+            return number(value) if isinstance(value, str) and "/" in value else value
+        except (ValueError, ZeroDivisionError, OverflowError):
+            raise HardsphereError(
+                f"The option {key} is '{value}', which is no length such as 2/255 or 0.25eps."
+            ) from None
 
     if not isinstance(values, Mapping):
         raise HardsphereError(f"The options '{values}' must be a mapping such as steps: 10.")
-    return {key: read(value) for key, value in values.items()}
+    return {key: read(key, value) for key, value in values.items()}
 
 
 def check_keys(plain: Mapping[str, Any], allowed: Sequence[str], what: str) -> None:

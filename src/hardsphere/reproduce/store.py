@@ -51,7 +51,7 @@ class Store:
 
     def refresh(self) -> None:
         """Take in what other processes have recorded meanwhile."""
-        text = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+        text = self.file.read_text(encoding="utf-8", errors="replace") if self.file.exists() else ""
         complete, _, _ = text.rpartition("\n")  # a line without an end is one that is being written, or never was
         self.lines = [self._parsed(line) for line in complete.splitlines()]
 
@@ -189,7 +189,7 @@ def _among(run: Run, found: Mapping[str, Record]) -> list[Measurement]:
 def _images(record: Record) -> int:
     """How many images the most expensive column of a record has."""
     columns = record["result"].get("columns", {}).values()
-    return min((int(one["n"]) for one in columns), default=0)
+    return min((int(one.get("n", 0)) for one in columns), default=0)
 
 
 def _end_with_a_whole_line(stream: IO[bytes]) -> None:

@@ -43,10 +43,17 @@ def _accuracies(records: Sequence[Record]) -> list[str]:
     names = list(result["columns"])
     lines = [*_how_to_read(result), "", *header(["run", "seed", "n", *names, "training, min", "judging, min"])]
     for one in records:
-        cells = [accuracy(one["result"]["columns"].get(name)) for name in names]
+        n = one["result"].get("n")
+        cells = [_cell(one["result"]["columns"].get(name), n) for name in names]
         spent = [minutes(one["trained"]["minutes"]), minutes(one["seconds"] / 60)]
-        lines.append(line([one["run"], str(one["config"]["seed"]), count(one["result"]["n"]), *cells, *spent]))
+        lines.append(line([one["run"], str(one["config"]["seed"]), count(n), *cells, *spent]))
     return lines
+
+
+def _cell(proportion: Mapping[str, Any] | None, n: int | None) -> str:
+    """An accuracy, with its own number of images if that is not the line's."""
+    own = None if proportion is None else proportion.get("n")
+    return accuracy(proportion) + (f" (n = {own:,})" if own not in (None, n) else "")
 
 
 def _how_to_read(result: Mapping[str, Any]) -> list[str]:
@@ -63,4 +70,11 @@ def _origins(records: Sequence[Record]) -> list[str]:
     suites = dict.fromkeys(one["result"]["suite"] for one in records if "suite" in one["result"])
     code = dict.fromkeys(f"commit {commit_of(one)}, {machine_of(one)}" for one in records)
     commands = dict.fromkeys(f"Command: `{one['command']}`" for one in records if one["command"])
-    return bullets([*(f"Suite {suite}" for suite in suites), *code, *commands])
+    return bullets([*(f"Suite {suite}" for suite in suites), *_data(records), *code, *commands])
+
+
+def _data(records: Sequence[Record]) -> list[str]:
+    """Which test images; runs that were judged on different ones must not be compared, which nobody sees otherwise."""
+    digests = dict.fromkeys(one["result"]["data"] for one in records if "data" in one["result"])
+    several = ", so that the runs cannot be compared with each other" if len(digests) > 1 else ""
+    return [f"Test images {' and '.join(map(str, digests))}{several}"] if digests else []

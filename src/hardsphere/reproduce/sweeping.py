@@ -12,6 +12,7 @@ Several processes may work on one plan and one directory: each run is done by wh
 
 from __future__ import annotations
 
+import sqlite3
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -186,8 +187,11 @@ class _Sweep:
             return False
         except HardsphereError as reason:
             self.fail(name, str(reason), str(reason))
-        except RuntimeError as reason:
-            # What a GPU says when its memory is full or when it fails; other runs may fit, and tables must be written.
+        except (OSError, sqlite3.Error):
+            raise  # a full disk, or one that cannot be written: there is nothing that could be recorded
+        except Exception as reason:
+            # A GPU whose memory is full, or a function of one's own that fails: other runs may do better, and tables
+            # must be written.
             first_line = str(reason).strip().partition("\n")[0]
             self.fail(name, f"{type(reason).__name__}: {first_line}", traceback.format_exc())
             tidy_memory(self.worker.device)

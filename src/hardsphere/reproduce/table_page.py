@@ -115,8 +115,9 @@ def _figures(built: Plain) -> list[str]:
 RULE = (
     "Differences in points, paired image by image; bold where the interval excludes 0. The verdict comes from the "
     "honest column alone: *gain shown* or *loss shown* if its interval lies on that side of 0, otherwise *not shown*, "
-    "which leaves open whatever the interval holds. It is a verdict on these weights: what a method gains beyond the "
-    "luck of a training takes several seeds to say."
+    "which leaves open whatever the interval holds. Each is at 95 %, whatever the number of pairs: of twenty without "
+    "any difference, one is called a gain or a loss by chance. It is a verdict on these weights: what a method gains "
+    "beyond the luck of a training takes several seeds to say."
 )
 
 

@@ -16,7 +16,7 @@ from hardsphere.errors import HardsphereError
 from hardsphere.evaluate import Progress
 from hardsphere.evaluate.witness import model_digest
 from hardsphere.reproduce.budget import Budget, OutOfTime, Pace, Watch
-from hardsphere.reproduce.measures import Measurement, Subject
+from hardsphere.reproduce.measures import Call, Measurement, Subject
 from hardsphere.reproduce.places import Shelf
 from hardsphere.reproduce.plan import Group, Run, record_id
 from hardsphere.reproduce.recording import group_record, measurement_record, provenance, training_facts
@@ -86,7 +86,8 @@ class Worker:
         subject, trained = self._subject(run, self.workspace.of(run) / f"measured-{identity}")
         begin = self.budget.clock()
         measured = measurement.measure(subject)
-        assert measured.facts.get("model", trained["weights"]) == trained["weights"], "another model was measured"
+        seen = trained["weights"] if isinstance(measurement, Call) else measured.facts.get("model", trained["weights"])
+        assert seen == trained["weights"], "another model was measured"  # what a function of one's own says is its own
         lasted = self.budget.clock() - begin
         record = measurement_record(run, measurement, trained, measured, lasted, self._provenance())
         self.store.add(record, measured.outcomes)
@@ -118,6 +119,12 @@ class Worker:
         if self.command:
             about["command"] = self.command
         test = self.shelf.data(run.config).test
+        before = (deployed.meta.get("splits") or {}).get("test")
+        if before is not None and test.digest() != before:
+            raise HardsphereError(
+                f"The test images of '{run.config.dataset}' are not those of when '{run.name}' was trained: say with "
+                f"--data where the same data lies, or remove '{path}' to train it on the other."
+            )
         subject = Subject(deployed, test, folder, self.device, self.batch, about, self._watched)
         return subject, {**note, "selection": deployed.selection}
 

@@ -73,8 +73,12 @@ class Workspace:
 
     def failures(self) -> dict[str, str]:
         """What could not be done when it was last tried, by whichever process, with the reason."""
-        notes = map(read_object, sorted(self._failed.glob("*.json")))
-        return {str(note.get("name")): str(note.get("reason")) for note in notes}
+        found = {}
+        for file in sorted(self._failed.glob("*.json")):
+            with suppress(FileNotFoundError):  # another process has just done it after all
+                note = read_object(file)
+                found[str(note.get("name"))] = str(note.get("reason"))
+        return found
 
     def leave_failure(self, name: str, reason: str) -> None:
         """Say that something could not be done."""
