@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ def test_each_runs_what_was_typed_and_is_waited_for(
 
 def test_one_of_them_starts_no_more(typed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARDSPHERE_BESIDE", "2")
+    monkeypatch.setenv("HARDSPHERE_STARTER", str(os.getppid()))
     with beside(2) as others:
         others.start(typed)
     assert others.running == []
@@ -77,18 +79,18 @@ def test_before_they_are_needed_none_is_started(typed: Path) -> None:
 
 
 def test_they_end_with_one_that_is_killed() -> None:
-    script = "import time; from hardsphere.cli.side_by_side import beside\nwith beside(0): time.sleep(60)"
+    script = "import time; from hardsphere.cli.side_by_side import beside\nwith beside(0): time.sleep(100)"
     child = (
-        "import os, subprocess, sys; os.environ['HARDSPHERE_BESIDE'] = '2'\n"
-        f"print(subprocess.Popen([sys.executable, '-c', {script!r}]).pid, flush=True); sys.stdin.read()"
+        "import os, subprocess, sys; os.environ |= {'HARDSPHERE_BESIDE': '2', 'HARDSPHERE_STARTER': str(os.getpid())}\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {script!r}], stdout=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     number = int(parent.stdout.readline())
-    time.sleep(2)  # it has looked who its parent is
-    parent.kill()
+    parent.kill()  # at once, before it could look who its parent is
     parent.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 40
     while _is_running(number) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not _is_running(number)

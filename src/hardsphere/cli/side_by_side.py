@@ -20,6 +20,9 @@ from hardsphere.runtime import end_with
 # Tells a process that it was started beside another, and should start none itself.
 _BESIDE = "HARDSPHERE_BESIDE"
 
+# By whom: asked itself, it might ask too late, when that one is gone.
+_STARTER = "HARDSPHERE_STARTER"
+
 _PATIENCE = 60.0  # seconds that an interrupted process has to finish what it writes
 
 
@@ -28,7 +31,7 @@ def beside(count: int) -> Iterator[Others]:
     """So many processes beside this one, from their start until they end; they end with this one, whatever ends it."""
     others = Others(count)
     if _BESIDE in os.environ:
-        end_with(os.getppid())
+        end_with(int(os.environ[_STARTER]))
     try:
         yield others
         for sentence in others.wait():
@@ -57,7 +60,7 @@ class Others:
                         [sys.executable, "-m", "hardsphere", *sys.argv[1:]],
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env={**os.environ, _BESIDE: str(number)},
+                        env={**os.environ, _BESIDE: str(number), _STARTER: str(os.getpid())},
                     )
                 )
 
