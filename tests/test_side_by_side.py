@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from hardsphere.cli import side_by_side
 from hardsphere.cli.side_by_side import beside
@@ -76,6 +77,22 @@ def test_before_they_are_needed_none_is_started(typed: Path) -> None:
         pass
     assert others.running == []
     assert list(typed.glob("*.log")) == []
+
+
+def test_each_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(4)
+    try:
+        for others, share in ((0, 4), (1, 2), (2, 1), (9, 1)):
+            with beside(others):
+                assert torch.get_num_threads() == share
+            assert torch.get_num_threads() == 4
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")  # as somebody wishes
+        with beside(1):
+            assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_they_end_with_one_that_is_killed() -> None:

@@ -147,6 +147,21 @@ def wake(device: torch.device) -> None:
         torch.zeros(1, device=device)
 
 
+@contextmanager
+def sharing_cores(processes: int) -> Iterator[None]:
+    """Take this process's share of the cores: threads that outnumber them wait for each other most of the time.
+
+    Whoever has set OMP_NUM_THREADS has shared them out already.
+    """
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, threads // processes))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def end_with(parent: int) -> None:
     """End this process once the one that started it is gone: killed, that one cannot say so."""
 

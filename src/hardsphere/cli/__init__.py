@@ -30,10 +30,11 @@ app.add_typer(research.bench_app, name="bench")
 
 def main() -> None:
     """Run the command line; what a person can put right is one sentence and exit code 2."""
-    # Idle threads that spin for milliseconds make small networks many times slower as soon as another program wants the
-    # processor (40 times for 2 threads on 2 cores, both busy); spinning briefly costs nothing on an idle machine. torch
-    # reads this when it is imported, which no verb has done yet.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # Idle threads that spin for long make small networks many times slower as soon as another program wants the
+    # processor: an evaluation with 2 threads on 2 cores, beside another like it, 25 times at 20,000 turns and 3.5
+    # times at 2,000, which cost it 7 % of its speed on an idle machine. torch reads this when it is imported, which no
+    # verb has done yet.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         app()
     except HardsphereError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from hardsphere.runtime import end_with
+from hardsphere.runtime import end_with, sharing_cores
 
 # Tells a process that it was started beside another, and should start none itself.
 _BESIDE = "HARDSPHERE_BESIDE"
@@ -33,7 +33,8 @@ def beside(count: int) -> Iterator[Others]:
     if _BESIDE in os.environ:
         end_with(int(os.environ[_STARTER]))
     try:
-        yield others
+        with sharing_cores(count + 1):
+            yield others
         for sentence in others.wait():
             typer.echo(sentence, err=True)
     finally:
