@@ -34,7 +34,7 @@ def pick_device(name: str | None = None) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise HardsphereError(f"Unknown device '{name}': use cpu, cuda or cuda:0.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HardsphereError("No CUDA device can be used here: leave --device away to train on the CPU.")
+        raise HardsphereError("No CUDA device can be used here: leave --device away to use the CPU.")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise HardsphereError(f"There is no device '{name}' here: the last one is cuda:{count - 1}.")
     return device

@@ -34,6 +34,17 @@ def refusing(text: str) -> None:
     raise AssertionError(text)
 
 
+def unable(graph: Any, inputs: Any) -> Any:
+    """A backend of torch's compiler on a machine that it cannot compile for."""
+    raise NotImplementedError("no such instruction")
+
+
+def first_batch(size: int) -> Batch:
+    data = load("digits")
+    assert data.train is not None
+    return next(train_loader(data.train, size).epoch(0))
+
+
 def compiler(backend: str = "aot_eager") -> Compiler:
     """It traces as the real compiler does, one graph for each function, but takes no minutes to write machine code."""
     return Compiler(refusing, backend=backend, fullgraph=True)
@@ -305,12 +316,10 @@ def test_a_fused_update_goes_on_where_it_was() -> None:
 def test_a_fused_update_takes_in_a_body_that_was_frozen(momentum: str) -> None:
     """After the warm-up of a new head, which alone has momenta then."""
     config = recipe("digits/standard", {"model": "cnn-4", "batch": "8", "momentum": momentum, "nesterov": "false"})
-    data = load("digits")
-    assert data.train is not None
-    batch = next(train_loader(data.train, 8).epoch(0))
+    batch = first_batch(8)
     ends = []
     for fast in (False, True):
-        model = build_model(config, data).train()
+        model = build_model(config, load("digits")).train()
         stepper = Stepper(config, model, make_average(config, model), CPU, 10, fast=fast)
         for warming in (True, True, False, False):
             model.requires_grad_(not warming)
@@ -327,12 +336,8 @@ def layout(parameter: Tensor) -> torch.memory_format:
 
 def test_what_cannot_be_compiled_runs_as_it_is() -> None:
     """The compiler's refusal is said once, however often the function is made anew."""
-
-    def broken(graph: Any, inputs: Any) -> Any:
-        raise NotImplementedError("no such instruction")
-
     said: list[str] = []
-    fused = Compiler(said.append, backend=broken)
+    fused = Compiler(said.append, backend=unable)
     for number in range(3):
         assert fused(lambda x, number=number: x + number)(torch.ones(2)).tolist() == [1.0 + number] * 2
     assert len(said) == 1
@@ -341,21 +346,15 @@ def test_what_cannot_be_compiled_runs_as_it_is() -> None:
 
 def test_where_nothing_can_be_compiled_a_step_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has no compiler for what torch's has written: it refuses the network by itself as well."""
-
-    def broken(graph: Any, inputs: Any) -> Any:
-        raise NotImplementedError("no such instruction")
-
     said: list[str] = []
     real = torch.compile
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda function, **options: real(function, backend=broken))
+        patch.setattr(torch, "compile", lambda function, **options: real(function, backend=unable))
         config = recipe("digits/trades-he", {"model": "cnn-4", "batch": "8", "attack.steps": "2"})
-        data = load("digits")
-        assert data.train is not None
-        batch = next(train_loader(data.train, 8).epoch(0))
+        batch = first_batch(8)
         ends = []
         for fast in (False, True):
-            model = build_model(config, data).train()
+            model = build_model(config, load("digits")).train()
             stepper = Stepper(config, model, make_average(config, model), CPU, 10)
             compiled = fast_learner(stepper.plain, "float32", batch.x, Compiler(said.append), said.append)
             one_step(stepper, compiled if fast else stepper.plain, batch, awp=False)

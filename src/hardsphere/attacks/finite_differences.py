@@ -3,8 +3,7 @@
 Both ask for the margin at pairs of points x + sigma u and x - sigma u, and take the mean of the differences times u for
 the gradient; NES draws u from a normal distribution, SPSA from {-1, +1}. The estimate enters the same steepest step as
 in PGD, so that the attack is free of the scale of the logits. The points may leave the pixel box a little, because
-clipping them would bias the estimate. The differences are small: autocast is switched off here, and on GPUs whoever
-calls has to switch TF32 off.
+clipping them would bias the estimate. The differences are small: autocast and TF32 are switched off here.
 """
 
 from __future__ import annotations

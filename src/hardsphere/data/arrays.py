@@ -99,7 +99,7 @@ def _channels_first(what: str, pixels: Tensor) -> Tensor:
 
 
 def _as_bytes_if_exact(pixels: Tensor, what: str) -> Tensor:
-    check_unit_range(pixels, what)
+    check_unit_range(pixels, f"The images {what}")
     as_bytes = (pixels * 255).round().to(torch.uint8)
     return as_bytes if (to_float(as_bytes) - pixels).abs().max() <= 1e-7 else pixels
 

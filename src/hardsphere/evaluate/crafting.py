@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hardsphere.attacks.base import has_direction, levelled
+from hardsphere.attacks.base import has_direction, levelled, logits_and_gradient
 from hardsphere.blocks import compile_kernels, has_blocks, many
 from hardsphere.errors import HardsphereError
 from hardsphere.evaluate.witness import is_out_of_memory
@@ -89,14 +89,10 @@ def lost_gradients(half: nn.Module, model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         own, rival = model(x).topk(2, dim=1).indices.split(1, dim=1)
 
-    def slope(network: nn.Module) -> Tensor:
-        image = x.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            answers = network(image).float()
-            margins = answers.gather(1, own) - answers.gather(1, rival)
-            return torch.autograd.grad(margins.sum(), image, allow_unused=True, materialize_grads=True)[0].float()
+    def lead(logits: Tensor) -> Tensor:
+        return logits.gather(1, own) - logits.gather(1, rival)
 
-    expected, seen = slope(model), slope(half)
+    expected, seen = (logits_and_gradient(network, x, lead)[2] for network in (model, half))
     along = F.cosine_similarity(levelled(expected).flatten(1), levelled(seen).flatten(1), dim=1)
     return has_direction(expected) & ~(along >= ALONG)
 

@@ -74,19 +74,19 @@ class Striker:
         self.attacked = averaged(self.counted, self.eot)
         self.size = self.batch
         self.remarks: list[str] = []
-        self.random = self._answers_differ()
+        few = self.images(range(min(_FEW, len(self.samples))))
+        witness.introduce(self.model, few[:1])
+        alone = witness.one_by_one(self.model, few)
+        self.random = self._answers_differ(few, alone)
         if not self.random:
-            self._look_for_company()
+            self._look_for_company(alone)
         self.half = self._stand_in() if self.fast and self.eot == 1 and not self.random else None
         self.fast = self.half is not None
         self.crafting = FAST_CRAFTING if self.fast else "float32"
 
-    def _answers_differ(self) -> bool:
+    def _answers_differ(self, x: Tensor, alone: Tensor) -> bool:
         """Whether the model answers the same question twice in two ways; then a remark says what that means."""
-        x = self._few()
-        witness.introduce(self.model, x[:1])
-        first, second = witness.one_by_one(self.model, x), witness.one_by_one(self.model, x)
-        if torch.equal(first.nan_to_num(), second.nan_to_num()):
+        if torch.equal(alone.nan_to_num(), witness.one_by_one(self.model, x).nan_to_num()):
             return False
         advice = "read the worst case" if self.eot > 1 else "read the worst case, and set eot"
         self.remarks.append(
@@ -95,18 +95,14 @@ class Striker:
         )
         return True
 
-    def _look_for_company(self) -> None:
+    def _look_for_company(self, alone: Tensor) -> None:
         """A remark if an image's answer depends on the others of its batch."""
-        few = range(min(_FEW, len(self.samples)))
-        together = self.fitting(few, lambda part: witness.answer(self.model, self.images(part)))
-        if witness.differ(torch.cat(list(together)), witness.one_by_one(self.model, self._few())):
+        together = self.fitting(range(len(alone)), lambda part: witness.answer(self.model, self.images(part)))
+        if witness.differ(torch.cat(list(together)), alone):
             self.remarks.append(
                 "The model's answers for an image depend on the other images of its batch, and so do the outcomes: "
                 "does it normalise by the batch, as BatchNorm in train mode does?"
             )
-
-    def _few(self) -> Tensor:
-        return self.images(range(min(_FEW, len(self.samples))))
 
     def _stand_in(self) -> nn.Module | None:
         """The model in half precision; none, and a remark why, where that cannot stand in for the model."""
