@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hardsphere.errors import HardsphereError
+
+_PARTIAL = re.compile(r"\..+\.\d+\.tmp")
 
 
 @contextmanager
@@ -21,20 +25,37 @@ def appearing(target: Path, sync: bool = True) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        yield partial
-        if sync:
-            _sync(partial)
-        partial.replace(target)
-        if sync:
-            _sync(target.parent)  # the rename itself must survive a power cut
-    finally:
-        partial.unlink(missing_ok=True)
+    with partial.open("wb") as held:
+        with suppress(OSError):  # where there are no locks, a leftover may be taken for one
+            _lock(held)
+        try:
+            yield partial
+            if sync:
+                _sync(partial)
+            partial.replace(target)
+            if sync:
+                _sync(target.parent)  # the rename itself must survive a power cut
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What processes that were killed while writing have left in a folder; those of one at work are among them."""
-    return list(folder.glob(".*.tmp"))
+    """What processes that were killed while writing have left in a folder; one at work holds its file."""
+    return [file for file in folder.glob(".*.tmp") if _PARTIAL.fullmatch(file.name) and not _is_held(file)]
+
+
+def _is_held(file: Path) -> bool:
+    try:
+        with file.open("rb") as seen:
+            _lock(seen)
+    except OSError:  # another process has it, or has just finished it
+        return True
+    return False
+
+
+def _lock(stream: IO[bytes]) -> None:
+    """Hold a file until it is closed, or refuse where another process does; the lock of a killed process is gone."""
+    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_text(file: Path, text: str) -> None:

@@ -80,7 +80,9 @@ def test_a_stopped_run_goes_on(small: Tensor, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["brightness.npy", "labels.npy", "manifest.json"]
     before = (tmp_path / "brightness.npy").stat()
     seen = []
+    (tmp_path / ".contrast.npy.7.tmp").write_bytes(b"half of it, by a process that was killed")
     write_cifar(small[:5], range(5), tmp_path, progress=lambda *what: seen.append(what), **arguments)
+    assert list(tmp_path.glob("*.tmp")) == []
     assert (tmp_path / "brightness.npy").stat().st_mtime_ns == before.st_mtime_ns
     assert seen == [("contrast", severity, done) for severity in range(1, 6) for done in (3, 5)]
     assert torch.equal(read_cifar(tmp_path).images("contrast", 5), corrupt(small[:5], "contrast", 5, seed=1))

@@ -27,7 +27,7 @@ from hardsphere.corruptions.constants import ALL, CORRUPTIONS, SEVERITIES, check
 from hardsphere.corruptions.frost import FrostSource, frost_source
 from hardsphere.data.decode import read_rgb
 from hardsphere.errors import HardsphereError, nearest
-from hardsphere.files import appearing, write_json
+from hardsphere.files import appearing, leftovers, write_json
 
 Progress = Callable[[str, int, int], None]
 """Told the corruption, the severity and the number of images done for it."""
@@ -215,6 +215,8 @@ def _begin(out: Path, made: dict[str, Any], entries: Sequence[str]) -> Path:
                 raise HardsphereError(
                     f"'{out}' holds a set made with {key} {there.get(key)!r}, not {value!r}: choose another directory."
                 )
+        for leftover in leftovers(out):  # as large as what would have become of it
+            leftover.unlink(missing_ok=True)
         return path
     if any((out / entry).exists() for entry in entries):
         raise HardsphereError(f"'{out}' holds corrupted images without a manifest: choose another directory.")

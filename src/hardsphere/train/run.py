@@ -38,7 +38,7 @@ class RunDirectory:
 
     def _claim(self, config: Config, device: torch.device) -> None:
         """Write down what this run is, or make sure that the run here is the same."""
-        for folder in (self.path, *self.path.glob("checkpoints/**/")):  # where nobody else writes as long as we train
+        for folder in (self.path, *self.path.glob("checkpoints/**/")):
             for leftover in leftovers(folder):
                 leftover.unlink()
         if self.config_file.exists():
@@ -58,6 +58,7 @@ class RunDirectory:
         """
         with appearing(self.epoch_file) as partial:
             try:
+                partial.unlink()
                 os.link(self.state_file, partial)
             except OSError:
                 shutil.copyfile(self.state_file, partial)
